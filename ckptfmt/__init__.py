@@ -1,0 +1,109 @@
+"""ckptfmt: a framework-agnostic checkpoint format and storage engine.
+
+The public API, and nothing else. Everything is loaded on first use: `import ckptfmt` loads neither
+a framework, nor a cloud client, nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+_PUBLIC = {
+    "save": "ckptfmt.engine",
+    "load": "ckptfmt.engine",
+    "open": "ckptfmt.engine",
+    "restore": "ckptfmt.engine",
+    "plan": "ckptfmt.engine",
+    "register_type": "ckptfmt.engine",
+    "Store": "ckptfmt.engine",
+    "Checkpoint": "ckptfmt.engine",
+    "StoredTensor": "ckptfmt.engine",
+    "convert": "ckptfmt.foreign",
+    "open_foreign": "ckptfmt.foreign",
+    "Event": "ckptfmt.events",
+    "CheckpointInfo": "ckptfmt.types",
+    "RestoreReport": "ckptfmt.types",
+    "Mismatch": "ckptfmt.types",
+    "Rejected": "ckptfmt.types",
+    "VerifyReport": "ckptfmt.types",
+    "Damage": "ckptfmt.types",
+    "GcReport": "ckptfmt.types",
+    "ConvertReport": "ckptfmt.types",
+    "CheckpointError": "ckptfmt.errors",
+    "NotFoundError": "ckptfmt.errors",
+    "ExistsError": "ckptfmt.errors",
+    "ConflictError": "ckptfmt.errors",
+    "StorageError": "ckptfmt.errors",
+    "PartialRestoreError": "ckptfmt.errors",
+    "MismatchError": "ckptfmt.errors",
+    "FormatError": "ckptfmt.errors",
+    "CorruptError": "ckptfmt.errors",
+    "UnsupportedError": "ckptfmt.errors",
+    "UsageError": "ckptfmt.errors",
+    "MissingExtraError": "ckptfmt.errors",
+    "InternalError": "ckptfmt.errors",
+    "CkptWarning": "ckptfmt.errors",
+}
+_SUBPACKAGES = ("torch", "tensorflow")
+
+__all__ = [*sorted(_PUBLIC), "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    elif name in _SUBPACKAGES:
+        value = importlib.import_module(f"ckptfmt.{name}")
+    else:
+        raise AttributeError(f"module 'ckptfmt' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC, *_SUBPACKAGES})
+
+
+if TYPE_CHECKING:
+    from ckptfmt.engine import (
+        Checkpoint as Checkpoint,
+        Store as Store,
+        StoredTensor as StoredTensor,
+        load as load,
+        open as open,  # noqa: A004
+        plan as plan,
+        register_type as register_type,
+        restore as restore,
+        save as save,
+    )
+    from ckptfmt.errors import (
+        CheckpointError as CheckpointError,
+        CkptWarning as CkptWarning,
+        ConflictError as ConflictError,
+        CorruptError as CorruptError,
+        ExistsError as ExistsError,
+        FormatError as FormatError,
+        InternalError as InternalError,
+        MismatchError as MismatchError,
+        MissingExtraError as MissingExtraError,
+        NotFoundError as NotFoundError,
+        PartialRestoreError as PartialRestoreError,
+        StorageError as StorageError,
+        UnsupportedError as UnsupportedError,
+        UsageError as UsageError,
+    )
+    from ckptfmt.events import Event as Event
+    from ckptfmt.foreign import convert as convert, open_foreign as open_foreign
+    from ckptfmt.types import (
+        CheckpointInfo as CheckpointInfo,
+        ConvertReport as ConvertReport,
+        Damage as Damage,
+        GcReport as GcReport,
+        Mismatch as Mismatch,
+        Rejected as Rejected,
+        RestoreReport as RestoreReport,
+        VerifyReport as VerifyReport,
+    )

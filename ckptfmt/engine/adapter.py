@@ -1,0 +1,159 @@
+"""What an adapter is: it knows its framework and nothing about bytes on disk.
+
+The engine walks a tree and asks the adapter of an object's framework (ADAPTERS in `engine/tree`,
+by the root modules of the type's MRO) what the object is. At save an adapter turns a framework
+tensor into a `TensorSource` and a stateful object (module, optimizer) into a plain tree. At restore
+it makes a `Target` per object, which says what it expects and later takes the staged arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from numpy.typing import NDArray
+
+ObjectKind = Literal["tensor", "stateful", "value", "unknown"]
+
+ORDER_USER_CODE, ORDER_OPTIMIZER, ORDER_TENSOR, ORDER_RNG = 0, 1, 2, 3
+
+
+@dataclass(slots=True)
+class TensorSource:
+    """A tensor leaf at save.
+
+    Attributes:
+        dtype: Name in the format (spec 04): `float32`, `bfloat16`, `float4_e2m1fn`.
+        shape: In elements.
+        fetch: Gives the values as a C-contiguous host array of that dtype's NumPy / ml_dtypes type
+            (types under 8 bits: one byte an element, as ml_dtypes has them), zero-copy if possible.
+        identity: Equal and not None for two sources that are one tensor (same memory, offset, shape,
+            strides, dtype): a tie. None for tensors without elements.
+        attributes: Dotted key -> plain value, kept with the leaf, ignorable: `torch.memory_format`.
+        keep: Anything that must stay alive while the identity is compared.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    fetch: Callable[[], NDArray[Any]]
+    identity: Hashable | None = None
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    keep: object = None
+
+
+@dataclass(slots=True)
+class Captured:
+    """The state of a stateful object: a tree of dicts, lists, values and tensors of any framework.
+
+    `attributes`: name relative to the object ("" is the object itself, as a container; else a leaf's
+    relative name) -> dotted key -> plain value.
+    """
+
+    tree: object
+    attributes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLeaf:
+    """A stored leaf as a target sees it. `dtype` is "" for a plain value, which is in `value`.
+
+    `tensor` is the tensor's row: equal rows are tied.
+    """
+
+    name: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    tensor: int = -1
+    value: object = None
+    attributes: Mapping[str, object] = field(default_factory=dict)
+
+
+class Comparison(Protocol):
+    """Collects what matches and what does not; the engine's `Comparison` in `engine/bind`.
+
+    Names are absolute names in the *target's* tree. What is stored and never asked for becomes
+    `unexpected` by itself.
+    """
+
+    def stored(self, below: str) -> Mapping[str, StoredLeaf]:
+        """All stored leaves at or below a name, by absolute name (renames applied)."""
+
+    def tensor(
+        self, name: str, dtype: str, shape: Sequence[int], *, source: str | None = None, rule: str = ""
+    ) -> bool:
+        """Ask for a tensor leaf; True if it is there and fits (or may be cast).
+
+        `source`: the stored name, where it differs (an alias); `rule` says why, for `matched_by`.
+        Else a missing / shape / dtype / kind entry is made.
+        """
+
+    def value(self, name: str, *, source: str | None = None, rule: str = "") -> bool:
+        """Ask for a plain value leaf."""
+
+    def subtree(self, name: str) -> bool:
+        """Ask for everything stored at and below a name, to be replaced whole."""
+
+    def missing(self, name: str) -> None: ...
+    def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
+        """`what`: "shape", "dtype" or "kind". It always raises, strict or not."""
+
+    def pending(self, name: str, *, source: str | None = None) -> None:
+        """A stored leaf for an object that does not exist yet: it is read and handed to `bind`."""
+
+    def tie(self, name: str, what: str) -> None: ...
+
+
+class Staged(Protocol):
+    """Checked values for the names that a target asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        """NumPy array (C-order, this process alone owns it; a view of nothing the file backs
+        writably) or plain value, by the absolute name that was asked for."""
+
+    def __contains__(self, name: object) -> bool: ...
+    def subtree(self, name: str) -> Any:
+        """What `Comparison.subtree` asked for, as the tree that was saved: a deep copy of its own."""
+
+
+class Target(Protocol):
+    """An object of the caller's tree that a restore fills."""
+
+    name: str
+    order: int
+
+    def compare(self, comparison: Comparison) -> None:
+        """Say what is expected. Touches nothing. May be called for `plan` alone."""
+
+    def bind(self, staged: Staged) -> None:
+        """Take the values. If it raises after it has changed something, `undo` is called too."""
+
+    def undo(self) -> None:
+        """Put back, bit for bit, what `bind` changed (also if it changed only a part)."""
+
+
+class Adapter(Protocol):
+    """One per framework, stateless: `ADAPTER` in `ckptfmt.torch`, `ckptfmt.tensorflow`."""
+
+    def kind(self, obj: object) -> ObjectKind:
+        """What the object is. "unknown": the engine goes on with duck typing (`state_dict` and
+        `load_state_dict`, `get_state` and `set_state`), then refuses."""
+
+    def source(self, obj: Any, name: str) -> TensorSource:
+        """For kind "tensor". UsageError names `name` if the tensor cannot be carried."""
+
+    def capture(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:
+        """For kind "stateful". `peers`: (name, object) of all stateful objects of this adapter in
+        the tree, itself included: an optimizer finds its parameters' names there."""
+
+    def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
+        """For kind "tensor" and "stateful"."""
+
+    def pack_value(self, obj: Any) -> tuple[str, object]:
+        """For kind "value": (tag, plain payload), e.g. ("torch.Size", [2, 3])."""
+
+    def unpack_value(self, tag: str, payload: Any) -> object:
+        """The reverse, for tags that begin with this adapter's root module and a dot."""
+
+    def make(self, like: Any, array: NDArray[Any]) -> object:
+        """A new tensor of `like`'s class, device and sharding with these values (`load(like=)`)."""
