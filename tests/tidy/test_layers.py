@@ -1,0 +1,241 @@
+"""Who may import whom: down only, never up, never sideways (docs/architecture.md, Layers).
+
+Each rule is a function over one parsed module; it is applied to the whole package, and once to a
+snippet that breaks it, so that a rule which went blind is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# A layer may import those with a smaller number. Equal numbers are siblings: not each other.
+LAYERS = {
+    "errors": 0,
+    "types": 0,
+    "events": 0,
+    "format": 1,
+    "storage": 1,
+    "engine": 2,
+    "manager": 3,
+    "torch": 4,
+    "tensorflow": 4,
+    "foreign": 4,
+    "cli": 5,
+    "testing": 5,
+    "__main__": 6,
+}
+BASE = {"errors", "types", "events"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "flax"}
+# Imported inside the function that needs them, wherever that is.
+LATE = {
+    *{"fsspec", "tensorstore", "rich", "s3fs", "gcsfs", "adlfs", "boto3", "botocore"},
+    *{"h5py", "safetensors", "obstore"},
+}
+DECODING = {"ml_dtypes", "msgpack", "xxhash", "zstandard"}
+IMPURE = {
+    *{"os", "time", "threading", "socket", "random", "secrets", "uuid", "subprocess", "tempfile"},
+    *{"shutil", "asyncio", "concurrent", "multiprocessing", "urllib", "http", "ssl", "mmap"},
+    *{"_thread", "queue", "signal", "logging", "platform", "getpass"},
+}
+CLOCKS = {"now", "utcnow", "today"}
+THREAD_MAKERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "start_new_thread"}
+THREAD_MODULES = {"multiprocessing", "_thread", "asyncio"}
+THREAD_HOMES = ("ckptfmt.engine.pipeline", "ckptfmt.engine.background")
+
+
+def layer_of(module: str) -> str:
+    """`ckptfmt.engine.plan` -> `engine`; the package's own `__init__` -> ``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, str, int, bool]]:
+    """(module, name or "", line, at module level) of each import statement."""
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        top = id(node) not in inside
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "", node.lineno, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = "." * node.level + (node.module or "")
+            yield from ((source, alias.name, node.lineno, top) for alias in node.names)
+
+
+def broken_layers(module: str, tree: ast.Module, packages: set[str]) -> list[str]:
+    """Imports within ckptfmt that go up or sideways, or reach past a package's `__init__`."""
+    mine = layer_of(module)
+    found = []
+    for source, name, line, _ in imports(tree):
+        if source.startswith("."):
+            found.append(f"{module}:{line}: relative import; spell it out from ckptfmt down")
+            continue
+        if source.split(".")[0] != "ckptfmt":
+            continue
+        target = f"{source}.{name}" if f"{source}.{name}" in packages else source
+        theirs = layer_of(target)
+        if theirs == mine:
+            continue
+        if not theirs:
+            if name != "__version__" and LAYERS[mine] < LAYERS["cli"]:
+                found.append(f"{module}:{line}: imports the package's public face, which is above")
+        elif theirs not in LAYERS:
+            found.append(f"{module}:{line}: {theirs} has no place among the layers")
+        elif mine and LAYERS[theirs] >= LAYERS[mine]:
+            found.append(f"{module}:{line}: {mine} imports {theirs}: up or sideways")
+        elif theirs not in BASE and target.count(".") > 1:
+            found.append(f"{module}:{line}: import from ckptfmt.{theirs}, not from {target}")
+    return found
+
+
+def broken_outside(module: str, tree: ast.Module) -> list[str]:
+    """Imports of other people's packages in the wrong place."""
+    mine = layer_of(module)
+    found = []
+    for source, _, line, top in imports(tree):
+        package = source.split(".")[0]
+        at_home = mine == package or (mine, package) == ("tensorflow", "keras")
+        if package in FRAMEWORKS and not at_home:
+            if mine not in {"foreign", "testing"}:
+                found.append(f"{module}:{line}: {mine or 'ckptfmt'} must not know {package}")
+            elif top:
+                found.append(f"{module}:{line}: import {package} inside the function that needs it")
+        if package in LATE and top:
+            found.append(f"{module}:{line}: import {package} inside the function that needs it")
+        if package in DECODING and mine == "storage":
+            found.append(f"{module}:{line}: storage moves bytes and decodes nothing: {package}")
+        if mine in {"", "errors", "types", "events"} and package == "numpy" and top:
+            found.append(f"{module}:{line}: imported by everyone, so it must not load numpy")
+    return found
+
+
+def broken_purity(module: str, tree: ast.Module) -> list[str]:
+    """What format must not do: open(), clock, thread, environment, network."""
+    if layer_of(module) != "format":
+        return []
+    found = [
+        f"{module}:{line}: format is pure and does not import {source}"
+        for source, _, line, _ in imports(tree)
+        if source.split(".")[0] in IMPURE
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in {"open", "print", "input"}:
+                found.append(f"{module}:{node.lineno}: format does not {node.func.id}()")
+            if isinstance(node.func, ast.Attribute) and node.func.attr in CLOCKS:
+                found.append(f"{module}:{node.lineno}: format has no clock: {node.func.attr}()")
+    return found
+
+
+def broken_threads(module: str, tree: ast.Module) -> list[str]:
+    """Threads and processes made outside the pipeline and the background."""
+    if module.startswith(THREAD_HOMES):
+        return []
+    found = [
+        f"{module}:{line}: {source} belongs in the pipeline"
+        for source, _, line, _ in imports(tree)
+        if source.split(".")[0] in THREAD_MODULES
+    ]
+    for node in ast.walk(tree):
+        name = getattr(node, "attr", None) or getattr(node, "id", None)
+        if isinstance(node, ast.Attribute | ast.Name) and name in THREAD_MAKERS:
+            found.append(f"{module}:{node.lineno}: {name}: threads are made in the pipeline only")
+    return found
+
+
+@pytest.fixture(scope="session")
+def packages(sources: dict[str, Path]) -> set[str]:
+    return set(sources)
+
+
+def test_layers_import_downwards_only(modules: dict[str, ast.Module], packages: set[str]) -> None:
+    assert [p for m, tree in modules.items() for p in broken_layers(m, tree, packages)] == []
+
+
+def test_frameworks_and_clients_are_imported_where_they_belong(
+    modules: dict[str, ast.Module],
+) -> None:
+    assert [p for m, tree in modules.items() for p in broken_outside(m, tree)] == []
+
+
+def test_format_is_pure(modules: dict[str, ast.Module]) -> None:
+    assert [p for m, tree in modules.items() for p in broken_purity(m, tree)] == []
+
+
+def test_threads_are_made_in_the_pipeline_only(modules: dict[str, ast.Module]) -> None:
+    assert [p for m, tree in modules.items() for p in broken_threads(m, tree)] == []
+
+
+def test_every_module_has_a_layer(modules: dict[str, ast.Module]) -> None:
+    assert {layer_of(m) for m in modules} - {""} <= set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("ckptfmt.format.index", "from ckptfmt.engine import save"),
+        ("ckptfmt.format.index", "from ckptfmt.storage import open_backend"),
+        ("ckptfmt.storage.local", "from ckptfmt import format"),
+        ("ckptfmt.engine.save", "def f():\n    from ckptfmt.torch import ADAPTER"),
+        ("ckptfmt.engine.save", "from ckptfmt.format.index import parse_index"),
+        ("ckptfmt.engine.save", "from ckptfmt import save"),
+        ("ckptfmt.engine.save", "from .plan import plan_save"),
+        ("ckptfmt.torch.adapter", "import ckptfmt.tensorflow"),
+        ("ckptfmt.torch.adapter", "from ckptfmt.engine.adapter import Adapter"),
+        ("ckptfmt.cli.main", "import ckptfmt.helpers2"),
+        ("ckptfmt.errors", "from ckptfmt.types import Key"),
+    ],
+)
+def test_a_broken_layer_is_seen(module: str, text: str, packages: set[str]) -> None:
+    known = packages | {"ckptfmt.format", "ckptfmt.storage", "ckptfmt.engine", "ckptfmt.torch"}
+    assert len(broken_layers(module, ast.parse(text), known)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("ckptfmt.engine.tree", "def f():\n    import torch"),
+        ("ckptfmt.foreign.pt", "import torch"),
+        ("ckptfmt.torch.adapter", "import tensorflow as tf"),
+        ("ckptfmt.storage.via_fsspec", "if True:\n    import fsspec"),
+        ("ckptfmt.cli.ls", "from rich.table import Table"),
+        ("ckptfmt.storage.local", "def f():\n    import msgpack"),
+        ("ckptfmt.types", "import numpy as np"),
+    ],
+)
+def test_a_misplaced_import_is_seen(module: str, text: str) -> None:
+    assert len(broken_outside(module, ast.parse(text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os",
+        "from time import monotonic",
+        "def f(p):\n    return open(p)",
+        "import datetime\nx = datetime.datetime.now()",
+        "import threading",
+    ],
+)
+def test_an_impure_format_is_seen(text: str) -> None:
+    assert len(broken_purity("ckptfmt.format.index", ast.parse(text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import threading\nt = threading.Thread(target=f)",
+        "def f():\n    return ThreadPoolExecutor(2)",
+        "import multiprocessing",
+    ],
+)
+def test_a_stray_thread_is_seen(text: str) -> None:
+    assert len(broken_threads("ckptfmt.engine.write", ast.parse(text))) == 1
+    assert broken_threads("ckptfmt.engine.pipeline", ast.parse(text)) == []
