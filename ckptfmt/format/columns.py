@@ -1,0 +1,173 @@
+"""Sections and tables: msgpack maps whose columns are little-endian arrays of fixed width.
+
+A million rows become NumPy arrays without a million objects, and are range-checked with vector
+operations before anything is believed. Spec: 07-index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.errors import CorruptError
+
+U8 = np.dtype("<u1")
+U16 = np.dtype("<u2")
+U32 = np.dtype("<u4")
+U64 = np.dtype("<u8")
+
+Column: TypeAlias = NDArray[Any]
+Table: TypeAlias = Mapping[str, Any]
+
+CURE = 'restore another step or run "ckptfmt verify"'
+
+
+def corrupt(
+    what: str, reason: str, where: str, expected: object = None, found: object = None
+) -> NoReturn:
+    """Raise CorruptError with the usual cure."""
+    raise CorruptError(what, reason=reason, where=where, expected=expected, found=found, do=CURE)
+
+
+def _unique_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        corrupt("duplicate key in a map", "msgpack", f"key {twice!r}")
+    return made
+
+
+def parse_map(data: bytes | memoryview, where: str) -> dict[str, Any]:
+    """One msgpack map with str keys, nothing after it, no key twice; array headers are bounded."""
+    try:
+        made = msgpack.unpackb(
+            data, raw=False, strict_map_key=True, object_pairs_hook=_unique_pairs, use_list=True
+        )
+    except CorruptError:
+        raise
+    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as error:
+        corrupt("not a msgpack map", "msgpack", where, found=f"{type(error).__name__}: {error}")
+    if not isinstance(made, dict) or not all(type(key) is str for key in made):
+        corrupt("not a msgpack map", "msgpack", where, "a map with str keys", type(made).__name__)
+    return made
+
+
+def pack_map(table: Table) -> bytes:
+    """The reverse of `parse_map`; columns are NumPy arrays or buffers."""
+    made = msgpack.packb(table, use_bin_type=True, default=_pack_column)
+    assert isinstance(made, bytes)
+    return made
+
+
+def _pack_column(column: object) -> Any:
+    if isinstance(column, np.ndarray):
+        return np.ascontiguousarray(column).tobytes()
+    raise TypeError(f"not packable: {type(column).__name__}")
+
+
+def get_map(table: Table, key: str, where: str) -> dict[str, Any]:
+    """A nested map. CorruptError if it is missing or something else."""
+    value = table.get(key)
+    if not isinstance(value, dict) or not all(type(k) is str for k in value):
+        corrupt("missing or wrong entry", "section-entry", f"{where}.{key}", "a map", _kind(value))
+    return value
+
+
+def get_column(table: Table, key: str, dtype: np.dtype[Any], where: str) -> Column:
+    """A column as a read-only array. CorruptError if it is missing or not a whole number of rows."""
+    value = table.get(key)
+    if not isinstance(value, bytes):
+        corrupt("missing or wrong column", "section-entry", f"{where}.{key}", "bin", _kind(value))
+    if len(value) % dtype.itemsize:
+        corrupt(
+            "column is not a whole number of rows",
+            "column-length",
+            f"{where}.{key}",
+            f"a multiple of {dtype.itemsize} bytes",
+            len(value),
+        )
+    return np.frombuffer(value, dtype)
+
+
+def get_digests(table: Table, key: str, nbytes: int, where: str) -> Column:
+    """A column of digests as an array of shape (rows, nbytes)."""
+    flat = get_column(table, key, U8, where)
+    if len(flat) % nbytes:
+        corrupt(
+            "column is not a whole number of digests",
+            "column-length",
+            f"{where}.{key}",
+            f"a multiple of {nbytes} bytes",
+            len(flat),
+        )
+    return flat.reshape(-1, nbytes)
+
+
+def get_list(table: Table, key: str, kind: type, where: str) -> list[Any]:
+    """An array whose items are all exactly of one type (str or bytes)."""
+    value = table.get(key)
+    if not isinstance(value, list) or not set(map(type, value)) <= {kind}:
+        corrupt(
+            "missing or wrong entry",
+            "section-entry",
+            f"{where}.{key}",
+            f"an array of {kind.__name__}",
+            _kind(value),
+        )
+    return value
+
+
+def get_scalar(table: Table, key: str, kind: type, where: str) -> Any:
+    """A single value of exactly one type."""
+    value = table.get(key)
+    if type(value) is not kind:
+        corrupt(
+            "missing or wrong entry", "section-entry", f"{where}.{key}", kind.__name__, _kind(value)
+        )
+    return value
+
+
+def check_rows(where: str, count: int, **columns: Sequence[Any] | Column) -> None:
+    """All columns of a table have `count` rows."""
+    for key, column in columns.items():
+        if len(column) != count:
+            corrupt(
+                "columns of unequal length",
+                "column-length",
+                f"{where}.{key}",
+                f"{count} rows",
+                f"{len(column)} rows",
+            )
+
+
+def check_all(good: Column, what: str, reason: str, where: str, column: Column) -> None:
+    """Every row satisfies a condition; else the first that does not is named."""
+    if not good.all():
+        row = int(np.argmin(good))
+        corrupt(what, reason, f"{where}[{row}]", found=column[row])
+
+
+def starts(counts: Column) -> Column:
+    """Offsets (n + 1) of runs with these lengths, as int64."""
+    made = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=made[1:])
+    return made
+
+
+def first_use_order(rows: Column, count: int) -> bool:
+    """True if 0 … count-1 all occur in `rows` and each occurs first after all smaller ones."""
+    if len(rows) == 0:
+        return count == 0
+    wide = rows.astype(np.int64)
+    seen = np.maximum.accumulate(wide)
+    before = np.concatenate([np.array([-1], np.int64), seen[:-1]])
+    return bool((wide <= before + 1).all()) and int(seen[-1]) == count - 1
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
