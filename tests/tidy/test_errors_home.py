@@ -21,6 +21,9 @@ OURS = {
 }
 # Python's own protocols, not failures of ours.
 PROTOCOL = {"StopIteration", "StopAsyncIteration", "KeyboardInterrupt", "SystemExit"}
+# The one module that calls the system without Python's own wrappers: an errno becomes the OSError
+# that such a wrapper would raise, and storage/failures turns both into a StorageError.
+ERRNO_HOME = "ckptfmt.storage.syscalls"
 WIDE = {"Exception", "BaseException"}
 
 
@@ -59,6 +62,7 @@ def bare_raises(module: str, tree: ast.Module) -> list[str]:
         if isinstance(node, ast.Raise)
         and called(node.exc) in BUILTIN - PROTOCOL
         and id(node) not in allowed
+        and (module, called(node.exc)) != (ERRNO_HOME, "OSError")
     ]
 
 

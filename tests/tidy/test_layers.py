@@ -30,7 +30,8 @@ LAYERS = {
 }
 BASE = {"errors", "types", "events"}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "flax"}
-# Imported inside the function that needs them, wherever that is.
+# Imported inside the function that needs them, wherever that is. (The modules of cli that draw with
+# rich are themselves imported late; test_import_is_light holds that.)
 LATE = {
     *{"fsspec", "tensorstore", "rich", "s3fs", "gcsfs", "adlfs", "boto3", "botocore"},
     *{"h5py", "safetensors", "obstore"},
@@ -107,7 +108,7 @@ def broken_outside(module: str, tree: ast.Module) -> list[str]:
                 found.append(f"{module}:{line}: {mine or 'ckptfmt'} must not know {package}")
             elif top:
                 found.append(f"{module}:{line}: import {package} inside the function that needs it")
-        if package in LATE and top:
+        if package in LATE and top and not (mine == "cli" and package == "rich"):
             found.append(f"{module}:{line}: import {package} inside the function that needs it")
         if package in DECODING and mine == "storage":
             found.append(f"{module}:{line}: storage moves bytes and decodes nothing: {package}")
@@ -205,7 +206,7 @@ def test_a_broken_layer_is_seen(module: str, text: str, packages: set[str]) -> N
         ("ckptfmt.foreign.pt", "import torch"),
         ("ckptfmt.torch.adapter", "import tensorflow as tf"),
         ("ckptfmt.storage.via_fsspec", "if True:\n    import fsspec"),
-        ("ckptfmt.cli.ls", "from rich.table import Table"),
+        ("ckptfmt.cli.ls", "import fsspec"),
         ("ckptfmt.storage.local", "def f():\n    import msgpack"),
         ("ckptfmt.types", "import numpy as np"),
     ],
