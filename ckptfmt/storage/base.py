@@ -136,7 +136,7 @@ class Backend(ABC):
         A key that ends in `/` is a directory alone: `sync(["checkpoints/"])` makes deletions in it
         durable. Without `durable` capability, or where an object is durable once it is visible: a no-op.
         """
-        return None
+        return
 
     def put(self, key: Key, data: Buffer, *, durable: bool = False) -> None:
         """create + write + finish: replaces what was there."""
@@ -150,4 +150,4 @@ class Backend(ABC):
 
     def close(self) -> None:
         """Give back connections and descriptors. What `get` and `map` returned stays valid."""
-        return None
+        return

@@ -1,0 +1,26 @@
+"""Bytes under keys, wherever they are: the local disk, memory, any fsspec URL.
+
+    backend    moves bytes under keys and knows nothing else: no index, no dtype, no codec
+    key        a name inside a store, parts joined by `/`: `data/3f9a…`
+    object     the bytes under one key; visible whole or not at all
+    writer     an object being written: invisible until it is finished
+
+Every backend passes `ckptfmt.testing.BackendSuite`. Spec: 02-store.
+"""
+
+from __future__ import annotations
+
+from ckptfmt.storage.base import Backend, Buffer, Capabilities, Entry, Writer
+from ckptfmt.storage.keys import check_key
+from ckptfmt.storage.registry import BACKENDS, open_backend
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Buffer",
+    "Capabilities",
+    "Entry",
+    "Writer",
+    "check_key",
+    "open_backend",
+]
