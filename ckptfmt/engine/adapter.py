@@ -79,6 +79,9 @@ class Comparison(Protocol):
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
         """All stored leaves at or below a name, by absolute name (renames applied)."""
 
+    def attributes(self, name: str) -> Mapping[str, object]:
+        """Attributes of the stored container at a name; empty where there is none."""
+
     def tensor(
         self, name: str, dtype: str, shape: Sequence[int], *, source: str | None = None, rule: str = ""
     ) -> bool:
