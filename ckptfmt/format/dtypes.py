@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
@@ -18,26 +18,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
+from ckptfmt.format.bits import pack_bits, parse_bits
+from ckptfmt.format.strings import pack_strings, parse_strings
 
 Array: TypeAlias = NDArray[Any]
 Buffer: TypeAlias = "bytes | bytearray | memoryview | Array"
 
 STRING, BYTES = "string", "bytes"
 
+
+def _little(name: str) -> np.dtype[Any]:
+    """NumPy's own object where that is little-endian: it prints as `float32`, not as `<f4`."""
+    dtype = np.dtype(name)
+    return dtype if sys.byteorder == "little" else dtype.newbyteorder("<")
+
+
 _NUMPY_NAMES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-_NATIVE = {name: np.dtype(name).newbyteorder("<") for name in _NUMPY_NAMES}
-_SUB_BYTE = {
-    **{"int1": 1, "uint1": 1, "int2": 2, "uint2": 2, "int4": 4, "uint4": 4},
-    **{"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6},
-}
+_NATIVE = {name: _little(name) for name in _NUMPY_NAMES}
 _EXTENSION = {
-    **_SUB_BYTE,
-    **{f"float8_{kind}": 8 for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz")},
-    **{f"float8_{kind}": 8 for kind in ("e5m2", "e5m2fnuz", "e8m0fnu")},
-    **{"bfloat16": 16, "complex32": 32, "bcomplex32": 32},
+    name: bits
+    for bits, names in {
+        1: ("int1", "uint1"),
+        2: ("int2", "uint2"),
+        4: ("int4", "uint4", "float4_e2m1fn"),
+        6: ("float6_e2m3fn", "float6_e3m2fn"),
+        8: (
+            *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn"),
+            *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        ),
+        16: ("bfloat16",),
+        32: ("complex32", "bcomplex32"),
+    }.items()
+    for name in names
 }
 """Names of ml_dtypes and their bits. The table is the format's, whatever release is installed."""
 
@@ -49,7 +64,6 @@ _LETTER = {"str": "U", "bytes": "S", "void": "V"}
 _ALIGN = {"str": 32, "bytes": 8, "void": 8}
 BITS_MAX = (1 << 32) - 1
 NAME_MAX = 255
-_PACK_BLOCK = 1 << 20
 _NAME_KEY, _BITS_KEY = "ckptfmt.dtype", "ckptfmt.bits"
 
 
@@ -80,7 +94,7 @@ class Dtype:
         return self.name == STRING or self.name == BYTES
 
 
-def _known_bits(name: str) -> int | None:
+def known_bits(name: str) -> int | None:
     """Bits of a name that the format defines; None for others, -1 for an illegal width."""
     native = _NATIVE.get(name)
     if native is not None:
@@ -96,16 +110,22 @@ def _known_bits(name: str) -> int | None:
     return 64 if _TIME.match(name) else None
 
 
+def dtype_named(name: str) -> Dtype | None:
+    """The dtype of a name that the format defines, or None for others (opaque ones have any bits)."""
+    bits = known_bits(name)
+    return None if bits is None or bits < 0 else Dtype(name, bits)
+
+
 def check_dtype(dtype: Dtype, where: str = "") -> None:
     """Refuse a dtype whose bits do not fit its name, or that no dtype can have.
 
     Spec: 04-dtypes §4.1.
     """
-    known = _known_bits(dtype.name)
+    known = known_bits(dtype.name)
     bits = dtype.bits
     legal = bits < 8 or bits % 8 == 0
     if known is None:
-        legal = legal and 0 < bits and 0 < len(dtype.name.encode("utf-8", "replace")) <= NAME_MAX
+        legal = legal and bits > 0 and 0 < len(dtype.name.encode("utf-8", "replace")) <= NAME_MAX
     else:
         legal = legal and bits == known
     if not legal or not 0 <= bits <= BITS_MAX:
@@ -147,14 +167,18 @@ def _dtype_of(dtype: np.dtype[Any]) -> Dtype:
     if kind == "O":
         _refuse("an object array cannot be saved", dtype, "convert it to a typed array or a list")
     if isinstance(dtype, np.dtypes.StringDType):
-        if hasattr(dtype, "na_object"):
-            _refuse("a StringDType with a missing value cannot be saved", dtype, "fill it first")
+        if dtype != np.dtypes.StringDType():
+            _refuse(
+                "a StringDType with na_object= or coerce=False cannot be saved",
+                dtype,
+                "convert it: .astype(np.dtypes.StringDType())",
+            )
         return Dtype(STRING, 0)
     if dtype.type.__module__.split(".")[0] == "ml_dtypes":
         name = dtype.type.__name__
         if name in _EXTENSION:
             return Dtype(name, _EXTENSION[name])
-    elif dtype.isbuiltin == 1 or kind in "USVMm":
+    elif dtype.type.__module__ == "numpy":
         if kind in "USV":
             word = {"U": "str", "S": "bytes", "V": "void"}[kind]
             return Dtype(f"{word}{dtype.itemsize * 8}", dtype.itemsize * 8)
@@ -170,11 +194,11 @@ def _dtype_of(dtype: np.dtype[Any]) -> Dtype:
 
 
 def _dtype_with_metadata(dtype: np.dtype[Any]) -> Dtype:
-    metadata = dtype.metadata or {}
+    metadata: Mapping[str, Any] = dtype.metadata or {}
     name = metadata.get(_NAME_KEY)
     if dtype.kind == "V" and dtype.fields is None and isinstance(name, str):
         opaque = Dtype(name, int(metadata.get(_BITS_KEY, dtype.itemsize * 8)))
-        if _known_bits(name) is None and opaque.itemsize == dtype.itemsize:
+        if known_bits(name) is None and opaque.itemsize == dtype.itemsize:
             return opaque
     return _dtype_of(dtype)
 
@@ -214,7 +238,7 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
         return np.dtype(f"<{_LETTER[match[1]]}{width}")
     if _TIME.match(name):
         try:
-            return np.dtype(name).newbyteorder("<")
+            return _little(name)
         except (TypeError, ValueError, OverflowError) as error:
             raise UnsupportedError(
                 "NumPy does not know this dtype", reason="dtype", found=f"{name}: {error}"
@@ -224,7 +248,8 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
 
         kind = getattr(ml_dtypes, name, None)
         if kind is not None:
-            return np.dtype(kind)
+            made: np.dtype[Any] = np.dtype(kind)
+            return made
     return np.dtype(f"V{dtype.itemsize}", metadata={_NAME_KEY: name, _BITS_KEY: dtype.bits})
 
 
@@ -242,7 +267,7 @@ def pack_array(array: Array) -> memoryview:
     """
     dtype = dtype_of(array)
     if dtype.is_variable:
-        return memoryview(_pack_strings(array, dtype))
+        return memoryview(pack_strings(array.ravel().tolist(), utf8=dtype.name == STRING))
     if array.size == 0 or dtype.bits == 0:
         return memoryview(b"")
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -250,8 +275,8 @@ def pack_array(array: Array) -> memoryview:
         flat = _swapped(flat, dtype)
     raw = flat.view(np.ndarray).view(np.uint8)
     if dtype.is_packed:
-        raw = _pack_bits(raw, dtype.bits)
-    return memoryview(raw)
+        raw = pack_bits(raw, dtype.bits)
+    return memoryview(raw)  # type: ignore[arg-type]  # mypy: an ndarray has no __buffer__ at 3.11
 
 
 def _swapped(flat: Array, dtype: Dtype) -> Array:
@@ -275,7 +300,10 @@ def parse_array(buffer: Buffer, dtype: Dtype, shape: Sequence[int]) -> Array:
     count = math.prod(shape)
     view = memoryview(buffer).cast("B") if not isinstance(buffer, np.ndarray) else buffer
     if dtype.is_variable:
-        return _parse_strings(view, dtype, shape)
+        items = parse_strings(bytes(view), count, utf8=dtype.name == STRING)
+        made = np.empty(count, numpy_dtype(dtype))
+        made[:] = items
+        return made.reshape(shape)
     expected = packed_nbytes(dtype, count)
     if view.nbytes != expected:
         raise CorruptError(
@@ -289,106 +317,8 @@ def parse_array(buffer: Buffer, dtype: Dtype, shape: Sequence[int]) -> Array:
         return np.zeros(shape, into) if dtype.bits else np.ndarray(shape, into, b"")
     if dtype.is_packed:
         raw = np.frombuffer(view, np.uint8)
-        return _parse_bits(raw, dtype.bits, count).view(into).reshape(shape)
+        return parse_bits(raw, dtype.bits, count).view(into).reshape(shape)
     if sys.byteorder == "big" and into.byteorder == "=":
         raw = np.frombuffer(view, np.uint8).view(into)
         return _swapped(raw, dtype).view(into).reshape(shape)
     return np.ndarray(shape, into, view)
-
-
-def _pack_bits(raw: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """One byte an element -> `bits` an element. Bits above are dropped: some writers extend signs."""
-    packed = np.zeros((raw.size * bits + 7) // 8, np.uint8)
-    if 8 % bits == 0:
-        mask = (1 << bits) - 1
-        per_byte = 8 // bits
-        for place in range(per_byte):
-            part = raw[place::per_byte] & mask
-            packed[: part.size] |= part << (place * bits)
-        return packed
-    for start in range(0, raw.size, _PACK_BLOCK):
-        block = raw[start : start + _PACK_BLOCK, None]
-        made = np.packbits(
-            np.unpackbits(block, axis=1, count=bits, bitorder="little"), bitorder="little"
-        )
-        packed[start * bits // 8 : start * bits // 8 + made.size] = made
-    return packed
-
-
-def _parse_bits(raw: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    spare = raw.size * 8 - count * bits
-    if spare and int(raw[-1]) >> (8 - spare):
-        raise CorruptError(
-            "spare bits of a packed region are not zero", reason="padding", found=hex(int(raw[-1]))
-        )
-    made = np.empty(count, np.uint8)
-    if 8 % bits == 0:
-        mask = (1 << bits) - 1
-        per_byte = 8 // bits
-        for place in range(per_byte):
-            into = made[place::per_byte]
-            into[...] = (raw[: into.size] >> (place * bits)) & mask
-        return made
-    for start in range(0, count, _PACK_BLOCK):
-        stop = min(start + _PACK_BLOCK, count)
-        block = raw[start * bits // 8 : (stop * bits + 7) // 8]
-        flat = np.unpackbits(block, count=(stop - start) * bits, bitorder="little")
-        made[start:stop] = np.packbits(flat.reshape(-1, bits), axis=1, bitorder="little").reshape(
-            -1
-        )
-    return made
-
-
-def _pack_strings(array: Array, dtype: Dtype) -> bytearray:
-    items: Iterable[Any] = array.ravel().tolist()
-    if dtype.name == STRING:
-        try:
-            items = [text.encode() for text in items]
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                "a string is not valid Unicode (lone surrogate)",
-                reason="dtype",
-                found=ascii(error.object)[:80],
-                do="encode it to bytes",
-            ) from None
-    pieces = list(items)
-    offsets = np.zeros(len(pieces) + 1, "<u8")
-    np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
-    made = bytearray(memoryview(offsets).cast("B"))
-    made += b"".join(pieces)
-    return made
-
-
-def _bad_strings(what: str, expected: object = None, found: object = None) -> NoReturn:
-    raise CorruptError(what, reason="strings", expected=expected, found=found)
-
-
-def _parse_strings(view: memoryview | Array, dtype: Dtype, shape: tuple[int, ...]) -> Array:
-    count = math.prod(shape)
-    data = bytes(view)
-    if count == 0 and not data:
-        return np.empty(shape, numpy_dtype(dtype))
-    head = packed_nbytes(dtype, count)
-    if len(data) < head:
-        _bad_strings("a region of strings ends within its offsets", head, len(data))
-    offsets = np.frombuffer(data, "<u8", count + 1)
-    payload = data[head:]
-    if offsets[0] != 0 or offsets[-1] != len(payload):
-        _bad_strings(
-            "offsets of strings do not span the payload",
-            f"0 and {len(payload)}",
-            f"{offsets[0]} and {offsets[-1]}",
-        )
-    if (offsets[1:] < offsets[:-1]).any():
-        _bad_strings("offsets of strings descend")
-    ends = offsets.tolist()
-    pieces: list[Any] = [payload[start:stop] for start, stop in zip(ends, ends[1:])]
-    if dtype.name == STRING:
-        try:
-            pieces = [piece.decode() for piece in pieces]
-        except UnicodeDecodeError as error:
-            _bad_strings("a string is not UTF-8", found=error.reason)
-        return np.array(pieces, np.dtypes.StringDType()).reshape(shape)
-    made = np.empty(count, object)
-    made[:] = pieces
-    return made.reshape(shape)

@@ -115,11 +115,11 @@ def parse_key(part: str) -> object:
     if part.startswith("~3"):
         try:
             key = _parse_text(_unescape(part[2:]), 0)
-        except (ValueError, RecursionError):
-            _bad_part(part)
-        if escape_key(key) != part:
-            _bad_part(part)
-        return key
+            if escape_key(key) == part:
+                return key
+        except (ValueError, RecursionError):  # UsageError is a ValueError: a lone surrogate
+            pass
+        _bad_part(part)
     return "" if part == "~2" else _unescape(part)
 
 
@@ -146,7 +146,7 @@ def _parse_text(text: str, depth: int) -> object:
             for item in items
         )
     parse = _SCALARS.get(letter)
-    if parse is None or len(rest) > INT_DIGITS_MAX > 0 and letter == "i":
+    if parse is None or (letter == "i" and len(rest) > INT_DIGITS_MAX + 1):
         _bad_part(text)
     return parse(rest)
 
