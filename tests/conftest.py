@@ -1,0 +1,45 @@
+"""What every test runs under: reproducible random choices, and frameworks that keep quiet."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import hypothesis
+import pytest
+
+# Read by the frameworks when they are first imported, in this process and in those it starts.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+# Under `make test` a red run means that the change is wrong, not that a die fell otherwise: the
+# same examples every time. HYPOTHESIS_PROFILE=explore draws new ones, and more; what it finds is
+# printed as a decorator that brings it back. No deadline: the machine may be busy.
+QUIET = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+hypothesis.settings.register_profile(
+    "default", deadline=None, derandomize=True, print_blob=True, suppress_health_check=QUIET
+)
+hypothesis.settings.register_profile(
+    "explore",
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    max_examples=1000,
+    suppress_health_check=QUIET,
+)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
+hypothesis.settings.load_profile(PROFILE)
+
+SEED = int(os.environ.get("CKPTFMT_TEST_SEED", "20250601"))
+
+
+def pytest_report_header() -> str:
+    return f"random choices: hypothesis profile {PROFILE!r}, CKPTFMT_TEST_SEED={SEED}"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed for this test: the session's, mixed with the test's name. Shown if the test fails."""
+    mixed = random.Random(f"{SEED} {request.node.name}").getrandbits(32)
+    print(f"seed {mixed} (CKPTFMT_TEST_SEED={SEED})")
+    return mixed
