@@ -91,9 +91,9 @@ def broken_layers(module: str, tree: ast.Module, packages: set[str]) -> list[str
             found.append(f"{module}:{line}: {theirs} has no place among the layers")
         elif mine and LAYERS[theirs] >= LAYERS[mine]:
             found.append(f"{module}:{line}: {mine} imports {theirs}: up or sideways")
-        elif theirs not in BASE and target.count(".") > 1:
+        elif mine and theirs not in BASE and target.count(".") > 1:
             found.append(f"{module}:{line}: import from ckptfmt.{theirs}, not from {target}")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def broken_outside(module: str, tree: ast.Module) -> list[str]:
