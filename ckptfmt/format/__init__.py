@@ -8,7 +8,9 @@ it is checked; `pack_*` gives bytes.
 
 from __future__ import annotations
 
+from ckptfmt.format.chunk import StoredChunk, check_chunk, decode_chunk, encode_chunk
 from ckptfmt.format.codecs import CODECS, RAW, Pipeline, decode, encode, parse_codec
+from ckptfmt.format.columns import CURE, starts
 from ckptfmt.format.datafile import (
     FOOTER_NBYTES,
     HEAD_NBYTES,
@@ -24,7 +26,14 @@ from ckptfmt.format.datafile import (
     parse_table,
 )
 from ckptfmt.format.digest import DIGEST_NBYTES, digest
-from ckptfmt.format.dtypes import Dtype, dtype_of, numpy_dtype, pack_array, parse_array
+from ckptfmt.format.dtypes import (
+    Dtype,
+    dtype_of,
+    numpy_dtype,
+    pack_array,
+    packed_nbytes,
+    parse_array,
+)
 from ckptfmt.format.index import (
     ABOUT,
     FILES,
@@ -79,6 +88,7 @@ from ckptfmt.format.tree_section import (
 from ckptfmt.format.values import pack_value, parse_value
 
 __all__ = [
+    "dtype_named",
     "ABOUT",
     "ALIGN_NBYTES",
     "BLOCK_NBYTES",
@@ -86,6 +96,7 @@ __all__ = [
     "CHUNK_NBYTES_MAX",
     "CHUNK_NBYTES_MIN",
     "CODECS",
+    "CURE",
     "DIGEST_NBYTES",
     "FILES",
     "FILE_NBYTES_TARGET",
@@ -112,14 +123,18 @@ __all__ = [
     "Index",
     "Pipeline",
     "PlacementSection",
+    "StoredChunk",
     "TreeSection",
     "check_checkpoint_name",
+    "check_chunk",
     "check_tag",
     "decode",
+    "decode_chunk",
     "digest",
     "dtype_of",
     "empty_tree",
     "encode",
+    "encode_chunk",
     "escape_key",
     "finish_file",
     "gaps",
@@ -135,6 +150,7 @@ __all__ = [
     "pack_table",
     "pack_tree",
     "pack_value",
+    "packed_nbytes",
     "parse_about",
     "parse_array",
     "parse_codec",
@@ -150,6 +166,7 @@ __all__ = [
     "parse_tree",
     "parse_value",
     "split_name",
+    "starts",
     "step_name",
     "step_of",
 ]

@@ -160,7 +160,7 @@ def parse_footer(data: bytes | memoryview, file_nbytes: int, where: str = "data 
         corrupt("footer has bytes that are not zero", "padding", at)
     good = (
         offset % ALIGN_NBYTES == 0
-        and HEAD_NBYTES <= offset
+        and offset >= HEAD_NBYTES
         and nbytes <= min(SECTIONS_NBYTES_MAX, file_nbytes)
         and offset + nbytes <= file_nbytes - FOOTER_NBYTES
     )

@@ -19,6 +19,7 @@ from ckptfmt.format.codecs import decode
 from ckptfmt.format.columns import corrupt, get_list, get_map, get_scalar, pack_map, parse_map
 from ckptfmt.format.digest import ALGORITHM_CODES, DIGEST_NBYTES, algorithm_name, digest
 from ckptfmt.format.limits import (
+    INT63_MAX,
     MAJOR,
     MINOR,
     SECTION_RATIO_MAX,
@@ -79,7 +80,11 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Who, when and what; `metadata` and `metrics` are the user's."""
+    """Who, when and what; `metadata` and `metrics` are the user's.
+
+    `nbytes` (logical bytes, each tied tensor once) and `tensors` repeat what the tree says, so that
+    a listing reads one small range; nothing else relies on them.
+    """
 
     name: str
     step: int | None
@@ -92,6 +97,8 @@ class About:
     requires: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    nbytes: int = 0
+    tensors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +272,16 @@ def parse_about(data: bytes | memoryview, algorithm: str) -> About:
         requires=tuple(requires),
         metrics={key: float(value) for key, value in metrics.items()},
         metadata=_parse_metadata(get_map(table, "metadata", where)),
+        nbytes=_parse_total(table, "nbytes"),
+        tensors=_parse_total(table, "tensors"),
     )
+
+
+def _parse_total(table: Mapping[str, Any], key: str) -> int:
+    value = table.get(key, 0)
+    if type(value) is not int or not 0 <= value <= INT63_MAX:
+        corrupt("total", "section-entry", f"$.about.{key}", "0 to 2^63", repr(value))
+    return value
 
 
 def _parse_parent(value: object) -> tuple[str, bytes] | None:
@@ -276,6 +292,7 @@ def _parse_parent(value: object) -> tuple[str, bytes] | None:
         if type(name) is str and type(tree_digest) is bytes:
             return name, tree_digest
     corrupt("parent", "section-entry", "$.about.parent", "nil or [name, tree digest]")
+    return None
 
 
 def _parse_metadata(table: dict[str, Any]) -> Mapping[str, Any]:
@@ -297,6 +314,8 @@ def pack_about(about: About) -> bytes:
         "digest": about.algorithm,
         "tree_digest": about.tree_digest,
         "requires": list(about.requires),
+        "nbytes": about.nbytes,
+        "tensors": about.tensors,
         "metrics": {key: float(value) for key, value in about.metrics.items()},
     }
     # Metadata goes through the value encoding and is spliced in as the map's last entry.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def parse_files(data: bytes | memoryview, algorithm: str) -> FilesSection:
     nbytes = get_column(table, "nbytes", U64, "$.files")
     check_rows("$.files", len(ids), nbytes=nbytes)
     texts = [row.tobytes().hex() for row in ids]
-    if any(a >= b for a, b in zip(texts, texts[1:])):
+    if any(a >= b for a, b in itertools.pairwise(texts)):
         corrupt("file ids are not sorted, or one stands twice", "order", "$.files.id")
     good = (nbytes >= BLOCK_NBYTES) & (nbytes % BLOCK_NBYTES == 0) & (nbytes <= INT63_MAX)
     check_all(good, "file of a wrong size", "column-range", "$.files.nbytes", nbytes)

@@ -5,6 +5,7 @@ Spec: 07-index.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -91,6 +92,12 @@ class TreeSection:
     @cached_property
     def tensor_numel(self) -> Column:
         return products(self.tensor_ndims, self.tensor_dims, "$.tree.tensors.dims")
+
+    @cached_property
+    def tensor_is_empty(self) -> Column:
+        """Tensors without elements, or without bytes (`str0`): they have no region."""
+        hollow = np.array([d.bits == 0 and not d.is_variable for d in self.dtypes], bool)
+        return (self.tensor_numel == 0) | (hollow[self.tensor_dtypes] if len(hollow) else False)
 
     @cached_property
     def tensor_region_starts(self) -> Column:
@@ -354,7 +361,7 @@ def check_regions(tree: TreeSection) -> None:
         tree.region_nchunks,
     )
     per_tensor = np.diff(tree.tensor_region_starts)
-    bad = (per_tensor == 0) != (tree.tensor_numel == 0)
+    bad = (per_tensor == 0) != tree.tensor_is_empty
     if bad.any():
         row = int(np.argmax(bad))
         corrupt(
@@ -388,10 +395,10 @@ def _check_tiling(tree: TreeSection, tensor: int) -> None:
     origins = tree.region_origins[at].reshape(last - first, ndim)
     extents = tree.region_extents[at].reshape(last - first, ndim)
     where = f"$.tree.regions[{first}:{last}]"
-    if tree.dtype(tensor).bits == 0:
+    if tree.dtype(tensor).is_variable:
         corrupt("string tensor has several regions", "regions", where)
     rows = origins.tolist()
-    if any(a >= b for a, b in zip(rows, rows[1:])):
+    if any(a >= b for a, b in itertools.pairwise(rows)):
         corrupt("regions are not sorted by origin", "order", where)
     dims = np.array(tree.shape(tensor), U64)
     if int(max(origins.max(), extents.max())) > INT63_MAX or not tiles(origins, extents, dims):
@@ -429,10 +436,11 @@ def _check_region_nbytes(tree: TreeSection) -> None:
     volume = products(
         tree.tensor_ndims[tree.region_tensors], tree.region_extents, "$.tree.regions.extent"
     )
-    bits = np.array([d.bits for d in tree.dtypes], np.int64)
-    bits = bits[tree.tensor_dtypes][tree.region_tensors] if len(bits) else np.zeros(0, np.int64)
+    owners = tree.tensor_dtypes[tree.region_tensors]
+    bits = np.array([d.bits for d in tree.dtypes], np.int64)[owners]
+    variable = np.array([d.is_variable for d in tree.dtypes], bool)[owners]
     exact = volume * (bits // 8) + (volume * (bits % 8) + 7) // 8
-    good = np.where(bits == 0, tree.region_nbytes >= 8 * (volume + 1), tree.region_nbytes == exact)
+    good = np.where(variable, tree.region_nbytes >= 8 * (volume + 1), tree.region_nbytes == exact)
     check_all(
         good,
         "chunks do not sum to the region's box",

@@ -1,0 +1,313 @@
+"""What a store holds, by listing: checkpoints, generations, tags, notes, quarantine.
+
+No clock and no pointer file take part. A damaged document is skipped with a CkptWarning where a
+choice is made, and raised where it was asked for. Spec: 02-store.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ckptfmt.errors import CkptWarning, CorruptError, FormatError, NotFoundError
+from ckptfmt.format import (
+    ABOUT,
+    FILES,
+    HEADER_NBYTES,
+    SECTIONS_NBYTES_MAX,
+    About,
+    FilesSection,
+    Header,
+    Index,
+    parse_about,
+    parse_files,
+    parse_header,
+    parse_index,
+    parse_index_key,
+    parse_section,
+    step_of,
+)
+from ckptfmt.storage import Backend, Entry
+from ckptfmt.types import CheckpointInfo, Key
+
+HEAD_READ_NBYTES = 64 << 10
+_NOTE = re.compile(r"notes/([0-9a-f]{32})~(0|[1-9][0-9]*)\.index\Z")
+_TAG_NBYTES_MAX = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An index that a listing shows; nothing of it has been read."""
+
+    name: str
+    generation: int
+    key: Key
+    nbytes: int
+
+    @property
+    def step(self) -> int | None:
+        return step_of(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The small range of an index that listings and gc read."""
+
+    header: Header
+    about: About
+    files: FilesSection
+
+
+def list_indexes(backend: Backend, prefix: str = "checkpoints/") -> dict[str, list[Listed]]:
+    """Name -> its generations, ascending, under `checkpoints/` or `quarantine/`."""
+    made: dict[str, list[Listed]] = {}
+    for entry in backend.list(prefix):
+        parsed = parse_index_key(entry.key)
+        if parsed is not None and entry.key.count("/") == 1:
+            name, generation = parsed
+            made.setdefault(name, []).append(Listed(name, generation, entry.key, entry.nbytes))
+    for generations in made.values():
+        generations.sort(key=lambda listed: listed.generation)
+    return made
+
+
+def list_checkpoints(backend: Backend) -> dict[str, list[Listed]]:
+    """Name -> generations of the checkpoints that are not set aside; found in both = quarantined."""
+    found = list_indexes(backend)
+    aside = list_indexes(backend, "quarantine/")
+    for name, generations in aside.items():
+        if name in found:
+            numbers = {listed.generation for listed in generations}
+            left = [listed for listed in found[name] if listed.generation not in numbers]
+            if left:
+                found[name] = left
+            else:
+                del found[name]
+    return found
+
+
+def next_generation(backend: Backend, name: str) -> int:
+    """One more than the highest generation of a name, in checkpoints/ and quarantine/."""
+    highest = -1
+    for prefix in ("checkpoints/", "quarantine/"):
+        for entry in backend.list(f"{prefix}{name}~"):
+            parsed = parse_index_key(entry.key)
+            if parsed is not None and parsed[0] == name:
+                highest = max(highest, parsed[1])
+    return highest + 1
+
+
+def read_head(backend: Backend, key: Key, nbytes: int) -> Head:
+    """Header, `about` and `files` of an index, from one small range."""
+    data = backend.get(key, 0, min(nbytes, HEAD_READ_NBYTES))
+    header = parse_header(data, key)
+    end = header.sections[FILES].offset + header.sections[FILES].stored_nbytes
+    if end > nbytes:
+        raise CorruptError(
+            "index is cut off",
+            reason="truncated",
+            where=key,
+            expected=f"{header.nbytes} bytes",
+            found=nbytes,
+            do='restore another step or run "ckptfmt verify"',
+        )
+    if end > len(data):
+        data = backend.get(key, 0, end)
+
+    def section(position: int) -> bytes | memoryview:
+        row = header.sections[position]
+        return parse_section(header, position, data[row.offset : row.offset + row.stored_nbytes], key)
+
+    about = parse_about(section(ABOUT), header.algorithm)
+    return Head(header, about, parse_files(section(FILES), header.algorithm))
+
+
+def read_index(backend: Backend, listed: Listed) -> Index:
+    """A whole index, checked; its name must be its key's."""
+    if not HEADER_NBYTES <= listed.nbytes <= SECTIONS_NBYTES_MAX + HEADER_NBYTES:
+        raise CorruptError(
+            "index has an impossible size",
+            reason="truncated",
+            where=listed.key,
+            found=f"{listed.nbytes} bytes",
+            do='restore another step or run "ckptfmt verify"',
+        )
+    index = parse_index(backend.get(listed.key, 0, listed.nbytes), listed.key)
+    if index.about.name != listed.name:
+        raise CorruptError(
+            "index has another name than its key",
+            reason="index-name",
+            where=listed.key,
+            expected=repr(listed.name),
+            found=repr(index.about.name),
+            do="someone renamed this file: put its name back",
+        )
+    return index
+
+
+def warn_skipped(key: str, error: Exception) -> None:
+    """A damaged index was passed over."""
+    warnings.warn(f"skipped {key}: {error}", CkptWarning, stacklevel=4)
+
+
+def newest_readable(
+    backend: Backend, generations: Iterable[Listed]
+) -> tuple[Listed, Index] | None:
+    """The highest generation that can be read; damaged ones are skipped with a CkptWarning."""
+    for listed in sorted(generations, key=lambda g: -g.generation):
+        try:
+            return listed, read_index(backend, listed)
+        except NotFoundError:
+            continue  # deleted since the listing: a lower one may be left, or a newer one
+        except FormatError as error:
+            warn_skipped(listed.key, error)
+    return None
+
+
+def latest_order(names: Iterable[str]) -> Iterator[str]:
+    """Names in the order in which latest is looked for: steps downwards, then `main`."""
+    names = set(names)
+    steps = [name for name in names if step_of(name) is not None]
+    yield from sorted(steps, reverse=True)
+    if "main" in names:
+        yield "main"
+
+
+# -- tags ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What a tag says: it holds while that name's checkpoint has that digest."""
+
+    tag: str
+    name: str
+    digest: str
+
+
+def pack_tag(tag: Tag) -> bytes:
+    return json.dumps({"name": tag.name, "digest": tag.digest}).encode()
+
+
+def parse_tag(tag: str, data: bytes | memoryview) -> Tag:
+    """CorruptError if it is not what `pack_tag` gives."""
+    try:
+        document = json.loads(bytes(data).decode())
+        name, tree_digest = document["name"], document["digest"]
+        if not isinstance(name, str) or not isinstance(tree_digest, str):
+            raise TypeError("name or digest is no text")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptError(
+            "tag cannot be read",
+            reason="tag",
+            where=f"tags/{tag}",
+            found=f"{type(error).__name__}: {error}",
+            do="set the tag again, or delete the file",
+        ) from error
+    return Tag(tag, name, tree_digest)
+
+
+def read_tag(backend: Backend, tag: str) -> Tag | None:
+    """A tag, or None if there is none."""
+    key = Key(f"tags/{tag}")
+    try:
+        entry = backend.stat(key)
+        if entry is None:
+            return None
+        return parse_tag(tag, backend.get(key, 0, min(entry.nbytes, _TAG_NBYTES_MAX)))
+    except NotFoundError:
+        return None
+
+
+def read_tags(backend: Backend) -> dict[str, Tag]:
+    """All tags; one that cannot be read is left out with a CkptWarning."""
+    made = {}
+    for entry in backend.list("tags/"):
+        tag = entry.key.removeprefix("tags/")
+        try:
+            found = read_tag(backend, tag)
+        except CorruptError as error:
+            warn_skipped(entry.key, error)
+            continue
+        if found is not None:
+            made[tag] = found
+    return made
+
+
+# -- notes --------------------------------------------------------------------------------------
+
+
+def list_notes(backend: Backend) -> dict[str, list[tuple[int, Entry]]]:
+    """txn (hex) -> (n, entry) of its notes, ascending."""
+    made: dict[str, list[tuple[int, Entry]]] = {}
+    for entry in backend.list("notes/"):
+        match = _NOTE.match(entry.key)
+        if match:
+            made.setdefault(match[1], []).append((int(match[2]), entry))
+    for notes in made.values():
+        notes.sort(key=lambda note: note[0])
+    return made
+
+
+def read_notes(backend: Backend, notes: Iterable[tuple[int, Entry]]) -> list[About]:
+    """The `about` of each note, in order; an unreadable one is skipped with a CkptWarning."""
+    made = []
+    for _, entry in notes:
+        try:
+            made.append(parse_index(backend.get(entry.key, 0, entry.nbytes), entry.key).about)
+        except NotFoundError:
+            continue
+        except FormatError as error:
+            warn_skipped(entry.key, error)
+    return made
+
+
+def info_of(
+    backend: Backend,
+    listed: Listed,
+    about: About,
+    files: FilesSection,
+    notes: Iterable[About] = (),
+) -> CheckpointInfo:
+    """`about` overlaid by the save's notes, key by key, the last one on top."""
+    metrics, metadata = dict(about.metrics), dict(about.metadata)
+    for note in notes:
+        metrics.update(note.metrics)
+        metadata.update(note.metadata)
+    return CheckpointInfo(
+        name=listed.name,
+        step=about.step,
+        generation=listed.generation,
+        created=parse_time(about.created),
+        url=backend.url,
+        nbytes=about.nbytes,
+        stored_nbytes=int(files.nbytes.sum()) if len(files.ids) else 0,
+        written_nbytes=0,
+        tensors=about.tensors,
+        digest=about.tree_digest.hex(),
+        metadata=metadata,
+        metrics=metrics,
+        parent=None if about.parent is None else (about.parent[0], about.parent[1].hex()),
+        writer=about.writer,
+        seconds=0.0,
+    )
+
+
+def parse_time(text: str) -> datetime:
+    """RFC 3339 UTC; nothing depends on it, so what cannot be read is the epoch."""
+    try:
+        made = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return made.replace(tzinfo=UTC) if made.tzinfo is None else made.astimezone(UTC)
+
+
+def names_text(found: Mapping[str, object]) -> str:
+    """Some names of a store, for a message."""
+    names = sorted(found)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+

@@ -1,0 +1,376 @@
+"""plan: leaves -> chunks, sizes, order (save); wanted leaves -> byte ranges (restore). Pure.
+
+Works on NumPy columns. Spec: 05-data-files, 07-index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.engine.adapter import TensorSource
+from ckptfmt.engine.select import Matcher
+from ckptfmt.engine.tree import FlatTree
+from ckptfmt.errors import UsageError
+from ckptfmt.format import (
+    CHUNK_NBYTES_DEFAULT,
+    CHUNK_NBYTES_MAX,
+    CHUNK_NBYTES_MIN,
+    DIGEST_NBYTES,
+    SECTIONS_NBYTES_MAX,
+    Attribute,
+    Dtype,
+    Pipeline,
+    PlacementSection,
+    TreeSection,
+    dtype_named,
+    dtype_of,
+    pack_array,
+    parse_codec,
+    starts,
+)
+
+Codec = tuple[Pipeline, int | None]
+Column = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """What decides bytes: codec and chunk size (by leaf name, first match wins), digest, reuse."""
+
+    codec: str | Mapping[str, str] = "raw"
+    chunk_nbytes: int | Mapping[str, int] = CHUNK_NBYTES_DEFAULT
+    digest: str = "xxh3-128"
+    durable: bool = True
+    encoded_region_nbytes: int | None = None
+    """Cut regions that a codec may encode to about this size: where a file's chunks are kept in
+    memory until its id is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """Columns of the tree section, but for the digests (zeros until encode fills them in).
+
+    Attributes:
+        tree: The section; `chunk_digests` is a writable array.
+        sources: One per tensor, in row order.
+        payloads: Tensor row -> packed bytes, for strings, whose size is known only packed.
+        codecs: Codec of each tensor, or one for all.
+        names: First leaf name of each tensor.
+    """
+
+    tree: TreeSection
+    sources: Sequence[TensorSource]
+    payloads: Mapping[int, memoryview]
+    codecs: Sequence[Codec]
+    names: Sequence[str]
+    options: SaveOptions
+
+
+def dtype_of_source(source: TensorSource) -> Dtype:
+    """The format's dtype of a source; an opaque one's bits are told by its array."""
+    dtype = _named(source.dtype)
+    return dtype_of(source.fetch()) if dtype is None else dtype
+
+
+_named = lru_cache(maxsize=None)(dtype_named)
+
+
+def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
+    """Cut every tensor into one region and its chunks; no tensor's bytes are touched (strings
+    excepted).
+
+    Raises:
+        UsageError: A chunk size or codec is not legal, or the index would pass 1 GiB.
+    """
+    sources = flat.tensors
+    names = _first_names(flat)
+    dtypes: dict[Dtype, int] = {}
+    rows = np.fromiter(
+        (dtypes.setdefault(dtype_of_source(s), len(dtypes)) for s in sources),
+        np.uint16,
+        len(sources),
+    )
+    ndims = np.fromiter((len(s.shape) for s in sources), np.uint8, len(sources))
+    dims = np.fromiter((d for s in sources for d in s.shape), np.uint64, int(starts(ndims)[-1]))
+    table = tuple(dtypes)
+    payloads = {
+        row: pack_array(source.fetch())
+        for row, source in enumerate(sources)
+        if table[rows[row]].is_variable and math.prod(source.shape)
+    }
+    nbytes = _tensor_nbytes(table, rows, sources, payloads)
+    chunk_nbytes = _chunk_nbytes(options.chunk_nbytes, names, len(sources))
+    codecs = _codecs(options.codec, names)
+    regions = _plan_regions(
+        ndims, dims, nbytes, _cuts(table, rows, sources, nbytes, codecs, options)
+    )
+    nchunks, raw = _cut(regions.nbytes, chunk_nbytes[regions.owners])
+    _check_size(len(flat.names), sum(map(len, flat.names)), len(raw), options.digest)
+    tree = TreeSection(
+        dtypes=table,
+        leaf_names=flat.names,
+        leaf_kinds=np.array(flat.kinds, np.uint8),
+        leaf_rows=np.array(flat.rows, np.uint32),
+        values=flat.values,
+        container_names=[row[0] for row in flat.containers],
+        container_kinds=[row[1] for row in flat.containers],
+        container_arguments=[row[2] for row in flat.containers],
+        tensor_dtypes=rows,
+        tensor_ndims=ndims,
+        tensor_dims=dims,
+        region_tensors=regions.owners.astype(np.uint32),
+        region_origins=regions.origins,
+        region_extents=regions.extents,
+        region_nchunks=nchunks.astype(np.uint32),
+        chunk_raw=raw.astype(np.uint32),
+        chunk_digests=np.zeros((len(raw), DIGEST_NBYTES[options.digest]), np.uint8),
+        leaf_attributes=_attributes(flat.attributes),
+        container_attributes=_attributes(flat.container_attributes),
+    )
+    return SavePlan(tree, sources, payloads, codecs, names, options)
+
+
+def _first_names(flat: FlatTree) -> list[str]:
+    names = [""] * len(flat.tensors)
+    for name, kind, row in zip(reversed(flat.names), reversed(flat.kinds), reversed(flat.rows)):
+        if kind != 1:
+            names[row] = name
+    return names
+
+
+def _tensor_nbytes(
+    table: Sequence[Dtype],
+    rows: NDArray[np.uint16],
+    sources: Sequence[TensorSource],
+    payloads: Mapping[int, memoryview],
+) -> NDArray[np.int64]:
+    bits = np.array([d.bits for d in table], np.int64)
+    numel = np.fromiter((math.prod(s.shape) for s in sources), np.int64, len(sources))
+    nbytes = (numel * bits[rows] + 7) // 8 if len(table) else numel
+    for row, payload in payloads.items():
+        nbytes[row] = len(payload)
+    made: NDArray[np.int64] = nbytes
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Regions:
+    owners: NDArray[np.int64]
+    origins: NDArray[np.uint64]
+    extents: NDArray[np.uint64]
+    nbytes: NDArray[np.int64]
+
+
+def _plan_regions(
+    ndims: NDArray[np.uint8],
+    dims: NDArray[np.uint64],
+    nbytes: NDArray[np.int64],
+    cuts: Mapping[int, tuple[int, int]],
+) -> _Regions:
+    """A region for every tensor that has bytes; several of `rows` along `axis` where `cuts` says."""
+    keep = nbytes > 0
+    at = starts(ndims)
+    if not cuts:
+        extents = dims[np.repeat(keep, ndims)]
+        owners = np.flatnonzero(keep).astype(np.int64)
+        return _Regions(owners, np.zeros(len(extents), np.uint64), extents, nbytes[keep])
+    owned: list[int] = []
+    origins: list[int] = []
+    extents_list: list[int] = []
+    sizes: list[int] = []
+    for tensor in np.flatnonzero(keep).tolist():
+        shape = dims[at[tensor] : at[tensor + 1]].tolist()
+        axis, rows = cuts.get(tensor, (0, shape[0] if shape else 1))
+        length = shape[axis] if shape else 1
+        for begin in range(0, length, rows):
+            stop = min(begin + rows, length)
+            owned.append(tensor)
+            origins += [begin if d == axis else 0 for d in range(len(shape))]
+            extents_list += [stop - begin if d == axis else n for d, n in enumerate(shape)]
+            sizes.append(int(nbytes[tensor]) * (stop - begin) // length)
+    return _Regions(
+        np.array(owned, np.int64),
+        np.array(origins, np.uint64),
+        np.array(extents_list, np.uint64),
+        np.array(sizes, np.int64),
+    )
+
+
+def _cuts(
+    table: Sequence[Dtype],
+    rows: NDArray[np.uint16],
+    sources: Sequence[TensorSource],
+    nbytes: NDArray[np.int64],
+    codecs: Sequence[Codec],
+    options: SaveOptions,
+) -> dict[int, tuple[int, int]]:
+    """Tensor -> (axis, rows of a region), for those that are cut along their first axis over 1."""
+    made: dict[int, tuple[int, int]] = {}
+    limit = options.encoded_region_nbytes
+    if limit is None:
+        return made
+    for tensor in np.flatnonzero(nbytes > limit).tolist():
+        shape, dtype = sources[tensor].shape, table[rows[tensor]]
+        axis = next((a for a, d in enumerate(shape) if d > 1), None)
+        if axis is None or dtype.is_variable or codecs[tensor][0] == ():
+            continue
+        if dtype.bits * (math.prod(shape) // shape[axis]) % 8:
+            continue  # a row that ends inside a byte: each region packs for itself
+        row_nbytes = int(nbytes[tensor]) // shape[axis]
+        made[tensor] = axis, max(1, limit // row_nbytes)
+    return made
+
+
+def _cut(
+    nbytes: NDArray[np.int64], chunk_nbytes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number of chunks of each region, and the raw size of each chunk."""
+    nchunks = -(-nbytes // chunk_nbytes)
+    raw = np.repeat(chunk_nbytes, nchunks)
+    if len(nbytes):
+        raw[np.cumsum(nchunks) - 1] = nbytes - (nchunks - 1) * chunk_nbytes
+    return nchunks, raw
+
+
+def _chunk_nbytes(
+    choice: int | Mapping[str, int], names: Sequence[str], count: int
+) -> NDArray[np.int64]:
+    rules = {"**": choice} if isinstance(choice, int) else dict(choice)
+    for nbytes in rules.values():
+        if (
+            not isinstance(nbytes, int)
+            or not CHUNK_NBYTES_MIN <= nbytes <= CHUNK_NBYTES_MAX
+            or nbytes % CHUNK_NBYTES_MIN
+        ):
+            raise UsageError(
+                "chunk_nbytes is not legal",
+                reason="chunk-nbytes",
+                expected="a multiple of 4096 from 4 KiB to 1 GiB",
+                found=repr(nbytes),
+                do="choose such a size",
+            )
+    if isinstance(choice, int):
+        return np.full(count, choice, np.int64)
+    made = np.full(count, CHUNK_NBYTES_DEFAULT, np.int64)
+    for position, found in enumerate(_first_match(rules, names)):
+        if found is not None:
+            made[position] = rules[found]
+    return made
+
+
+def _codecs(choice: str | Mapping[str, str], names: Sequence[str]) -> Sequence[Codec]:
+    if isinstance(choice, str):
+        return [parse_codec(choice)] * len(names)
+    parsed = {select: parse_codec(text) for select, text in choice.items()}
+    raw = parse_codec("raw")
+    return [raw if f is None else parsed[f] for f in _first_match(parsed, names)]
+
+
+def _first_match(rules: Mapping[str, object], names: Sequence[str]) -> list[str | None]:
+    matchers = {select: Matcher(select) for select in rules}
+    found = [next((s for s, m in matchers.items() if m(name)), None) for name in names]
+    for select, matcher in matchers.items():
+        if names and not any(matcher(name) for name in names):
+            raise UsageError(
+                "pattern matches no leaf",
+                reason="pattern",
+                where=repr(select),
+                do="check it against the leaf names",
+            )
+    return found
+
+
+def _attributes(table: Mapping[str, Sequence[tuple[int, bytes]]]) -> dict[str, Attribute]:
+    made = {}
+    for key, pairs in table.items():
+        ordered = sorted(pairs)
+        made[key] = Attribute(
+            np.array([row for row, _ in ordered], np.uint32), [value for _, value in ordered]
+        )
+    return made
+
+
+def _check_size(nleaves: int, name_nbytes: int, nchunks: int, digest: str) -> None:
+    row = 4 + 2 * DIGEST_NBYTES[digest] + 17
+    estimate = name_nbytes + nleaves * 10 + nchunks * row
+    if estimate > SECTIONS_NBYTES_MAX:
+        raise UsageError(
+            "the index would be too large",
+            reason="index-size",
+            expected=f"at most {SECTIONS_NBYTES_MAX} bytes",
+            found=f"about {estimate} bytes for {nchunks} chunks",
+            do="raise chunk_nbytes",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A stretch of one data file that is read into one buffer.
+
+    Attributes:
+        file: Row in the index's `files`.
+        start, stop: Bytes of the file, end-exclusive.
+        chunks: Chunk rows inside, by offset.
+    """
+
+    file: int
+    start: int
+    stop: int
+    chunks: NDArray[np.int64]
+
+
+GAP_NBYTES = 64 << 10
+"""Reading on over a gap of this size costs less than another request."""
+RUN_NBYTES = 256 << 20
+"""A buffer that lives as long as any array in it is at most this large, unless a region is larger."""
+
+
+def plan_runs(
+    placement: PlacementSection,
+    chunks: NDArray[np.int64],
+    *,
+    gap_nbytes: int = GAP_NBYTES,
+    run_nbytes: int = RUN_NBYTES,
+    groups: NDArray[np.int64] | None = None,
+) -> list[Run]:
+    """Join the ranges of the wanted chunks into runs, reading no byte twice.
+
+    Args:
+        placement: Already checked: every range lies inside its file, none overlap in part.
+        chunks: Chunk rows, any order, no row twice.
+        groups: For each of `chunks` a region number; a run is not cut inside one if it can be
+            avoided: neighbours of one group stay together.
+    """
+    if len(chunks) == 0:
+        return []
+    files = placement.files[chunks].astype(np.int64)
+    offsets = placement.offsets[chunks].astype(np.int64)
+    ends = offsets + placement.stored[chunks]
+    order = np.lexsort((chunks, offsets, files))
+    files, offsets, ends, rows = files[order], offsets[order], ends[order], chunks[order]
+    breaks = np.empty(len(rows), bool)
+    breaks[0] = True
+    breaks[1:] = (files[1:] != files[:-1]) | (offsets[1:] - ends[:-1] > gap_nbytes)
+    inside = None if groups is None else groups[order][1:] == groups[order][:-1]
+    runs, first = [], 0
+    bounds = [*np.flatnonzero(breaks)[1:].tolist(), len(rows)]
+    for bound in bounds:
+        while first < bound:
+            last = (
+                int(np.searchsorted(ends[first:bound], offsets[first] + run_nbytes, "right"))
+                + first
+            )
+            last = max(last, first + 1)
+            while inside is not None and last < bound and inside[last - 1]:
+                last += 1
+            runs.append(
+                Run(int(files[first]), int(offsets[first]), int(ends[last - 1]), rows[first:last])
+            )
+            first = last
+    return runs

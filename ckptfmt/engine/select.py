@@ -1,0 +1,95 @@
+"""Selecting leaves by name: `*` within one key, `**` across keys; a container takes all below it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+from ckptfmt.errors import NotFoundError
+from ckptfmt.types import Select
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*)", pattern)
+    text = "".join(
+        ".*" if part == "**" else "[^/]*" if part == "*" else re.escape(part) for part in parts
+    )
+    return re.compile(rf"(?:{text})(?:/.*)?\Z", re.DOTALL)
+
+
+class Matcher:
+    """Whether a leaf name is selected; remembers which patterns have matched something."""
+
+    def __init__(self, select: Select | None) -> None:
+        self._call: Callable[[str], bool] | None = None
+        self._patterns: tuple[str, ...] = ()
+        if select is None:
+            self._patterns = ("**",)
+        elif isinstance(select, str):
+            self._patterns = (select,)
+        elif callable(select):
+            self._call = select
+        else:
+            self._patterns = tuple(select)
+        self._matches = [_compiled(pattern).match for pattern in self._patterns]
+        self._used = [False] * len(self._matches)
+        # The empty pattern is the root's name: it takes all.
+        self._everything = any(pattern in ("**", "") for pattern in self._patterns)
+
+    def __call__(self, name: str) -> bool:
+        if self._everything:
+            return True
+        if self._call is not None:
+            return bool(self._call(name))
+        found = False
+        for position, match in enumerate(self._matches):
+            if match(name) is not None:
+                self._used[position] = found = True
+        return found
+
+    @property
+    def everything(self) -> bool:
+        return self._everything
+
+    def unused(self) -> list[str]:
+        """Patterns that have matched nothing so far."""
+        if self._everything:
+            return []
+        return [p for p, used in zip(self._patterns, self._used) if not used]
+
+
+def select_positions(names: Sequence[str], select: Select | None, where: str) -> list[int]:
+    """Positions of the selected names.
+
+    Raises:
+        NotFoundError: kind `not-found-name`: a pattern matches nothing; near misses are named.
+    """
+    matcher = Matcher(select)
+    if matcher.everything:
+        return list(range(len(names)))
+    found = [position for position, name in enumerate(names) if matcher(name)]
+    unused = matcher.unused()
+    if unused or not found:
+        raise NotFoundError(
+            "no leaf matches",
+            reason="name",
+            where=where,
+            expected=" and ".join(map(repr, unused)) or "at least one leaf",
+            do=nearest(unused[0] if unused else "", names),
+        )
+    return found
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What to do about a name that is not there: the nearest ones, or how to list them."""
+    pool = list(names)
+    if len(pool) <= 20_000:
+        close = difflib.get_close_matches(name, pool, n=3, cutoff=0.6)
+        parts = [n for n in pool if n.rpartition("/")[2] == name.rpartition("/")[2]][:3]
+        close = list(dict.fromkeys([*close, *parts]))[:3]
+        if close:
+            return "did you mean " + " or ".join(map(repr, close)) + "?"
+    return 'list the names with "ckptfmt show"'
