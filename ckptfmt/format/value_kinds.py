@@ -11,7 +11,6 @@ import dataclasses
 import datetime
 import enum
 import keyword
-import pathlib
 import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -23,21 +22,24 @@ import numpy as np
 
 from ckptfmt.errors import UsageError
 from ckptfmt.format.value_scalars import (
+    PATHS,
     Decoder,
     Encoder,
     array_of,
     decode_complex,
+    decode_date,
     decode_int,
     decode_moment,
     decode_np,
     decode_np_dtype,
     decode_path,
     decode_timedelta,
+    decode_timezone,
     encode_moment,
     encode_np,
     encode_np_dtype,
     encode_path,
-    encode_timedelta,
+    encode_zone,
     require,
     typed,
 )
@@ -50,20 +52,12 @@ FACTORIES: Mapping[str, type] = {
 
 
 class Kind(NamedTuple):
-    """A kind of value. A decoder may raise ValueError and the like for a wrong payload.
-
-    Attributes:
-        tag: What stands before the payload.
-        encode, decode: Object to payload and back. They are given the payload's level.
-        types: Exactly these types are of this kind.
-        inner: Levels within the payload before any other value: 1 for `[real, imaginary]`.
-    """
+    """A kind of value. A decoder may raise ValueError and the like for a wrong payload."""
 
     tag: str
     encode: Callable[[Any, Encoder, int], object]
     decode: Callable[[Any, Decoder, int], object]
     types: tuple[type, ...] = ()
-    inner: int = 0
 
 
 def _unique(made: Any, count: int) -> Any:
@@ -114,12 +108,12 @@ def factory_of(name: object) -> Callable[[], Any] | None:
 
 
 def _encode_defaultdict(obj: Any, encoder: Encoder, level: int) -> object:
-    return [factory_name(obj.default_factory), encoder.pairs(obj, level + 1)]
+    return [factory_name(obj.default_factory), encoder.pairs(obj, level)]
 
 
 def _decode_defaultdict(raw: Any, decoder: Decoder, level: int) -> Any:
     name, pairs = array_of(raw, 2)
-    made = collections.defaultdict(factory_of(name), decoder.pairs(pairs, level + 1))
+    made = collections.defaultdict(factory_of(name), decoder.pairs(pairs, level))
     return _unique(made, len(pairs))
 
 
@@ -164,7 +158,7 @@ def namedtuple_parts(obj: Any) -> tuple[str, list[str]]:
 
 
 def _encode_namedtuple(obj: Any, encoder: Encoder, level: int) -> object:
-    return [*namedtuple_parts(obj), encoder.items(obj, level + 1)]
+    return [*namedtuple_parts(obj), encoder.items(obj, level)]
 
 
 def _decode_namedtuple(raw: Any, decoder: Decoder, level: int) -> Any:
@@ -172,24 +166,20 @@ def _decode_namedtuple(raw: Any, decoder: Decoder, level: int) -> Any:
     require(type(fields) is list and all(type(f) is str for f in fields), "fields are not str")
     kind = namedtuple_class(typed(name, str), tuple(fields))
     require(type(items) is list and len(items) == len(fields), "items do not fit the fields")
-    return kind(*decoder.items(items, level + 1))
-
-
-def _encode_range(obj: Any, encoder: Encoder, level: int) -> object:
-    return encoder.items([obj.start, obj.stop, obj.step], level)
+    return kind(*decoder.items(items, level))
 
 
 def _decode_range(raw: Any, decoder: Decoder, level: int) -> range:
     return range(*(typed(part, int) for part in decoder.items(array_of(raw, 3), level)))
 
 
-def _encode_deque(obj: Any, encoder: Encoder, level: int) -> object:
-    return [obj.maxlen, encoder.items(obj, level + 1)]
+def _decode_slice(raw: Any, decoder: Decoder, level: int) -> slice:
+    return slice(*decoder.items(array_of(raw, 3), level))
 
 
 def _decode_deque(raw: Any, decoder: Decoder, level: int) -> collections.deque[Any]:
     maxlen, items = array_of(raw, 2)
-    made = collections.deque(decoder.items(items, level + 1), maxlen)
+    made = collections.deque(decoder.items(items, level), maxlen)
     require(maxlen is None or len(items) <= typed(maxlen, int), "more items than maxlen")
     return made
 
@@ -210,7 +200,8 @@ def _never(obj: Any, encoder: Encoder, level: int) -> object:
     raise UsageError("the packer has this itself", reason="value")
 
 
-def _namespace(tag: str, kind: Any) -> Kind:
+def _namespace(kind: Any) -> Kind:
+    tag = "namespace" if kind is types.SimpleNamespace else "argparse.Namespace"
     return Kind(
         tag,
         lambda obj, encoder, level: encoder.fields(vars(obj), level),
@@ -221,26 +212,59 @@ def _namespace(tag: str, kind: Any) -> Kind:
 
 KINDS: tuple[Kind, ...] = (
     Kind("int", _never, decode_int),
-    Kind("complex", lambda obj, *_: [obj.real, obj.imag], decode_complex, (complex,), 1),
+    Kind("complex", lambda obj, *_: [obj.real, obj.imag], decode_complex, (complex,)),
     Kind("tuple", _items, lambda raw, d, level: tuple(d.items(raw, level)), (tuple,)),
     Kind("set", _sorted_items, _decode_set(set), (set,)),
     Kind("frozenset", _sorted_items, _decode_set(frozenset), (frozenset,)),
     Kind("dict", _pairs, _decode_pairs(dict)),
     Kind("odict", _pairs, _decode_pairs(collections.OrderedDict), (collections.OrderedDict,)),
     Kind("counter", _pairs, _decode_pairs(_counter), (collections.Counter,)),
-    Kind("defaultdict", _encode_defaultdict, _decode_defaultdict, (collections.defaultdict,), 1),
-    Kind("namedtuple", _encode_namedtuple, _decode_namedtuple, (), 2),
-    Kind("deque", _encode_deque, _decode_deque, (collections.deque,), 1),
-    Kind("range", _encode_range, _decode_range, (range,), 1),
-    Kind("np", encode_np, decode_np, (), 1),
+    Kind("defaultdict", _encode_defaultdict, _decode_defaultdict, (collections.defaultdict,)),
+    Kind("namedtuple", _encode_namedtuple, _decode_namedtuple),
+    Kind("np", encode_np, decode_np),
     Kind("np.dtype", encode_np_dtype, decode_np_dtype),
-    Kind("path", encode_path, decode_path, (type(pathlib.Path()),)),
+    Kind("path", encode_path, decode_path, tuple(PATHS.values())),
     Kind("datetime", encode_moment, decode_moment(datetime.datetime), (datetime.datetime,)),
-    Kind("date", encode_moment, decode_moment(datetime.date), (datetime.date,)),
     Kind("time", encode_moment, decode_moment(datetime.time), (datetime.time,)),
-    Kind("timedelta", encode_timedelta, decode_timedelta, (datetime.timedelta,), 1),
-    _namespace("namespace", types.SimpleNamespace),
-    _namespace("argparse.Namespace", argparse.Namespace),
+    Kind("date", lambda obj, *_: obj.isoformat(), decode_date, (datetime.date,)),
+    Kind(
+        "timedelta",
+        lambda obj, *_: [obj.days, obj.seconds, obj.microseconds],
+        decode_timedelta,
+        (datetime.timedelta,),
+    ),
+    Kind(
+        "timezone",
+        lambda obj, encoder, _: encode_zone(obj, encoder),
+        decode_timezone,
+        (datetime.timezone,),
+    ),
+    Kind(
+        "range",
+        lambda obj, encoder, level: encoder.items([obj.start, obj.stop, obj.step], level),
+        _decode_range,
+        (range,),
+    ),
+    Kind(
+        "slice",
+        lambda obj, encoder, level: encoder.items([obj.start, obj.stop, obj.step], level),
+        _decode_slice,
+        (slice,),
+    ),
+    Kind(
+        "bytearray",
+        lambda obj, *_: bytes(obj),
+        lambda raw, *_: bytearray(typed(raw, bytes)),
+        (bytearray,),
+    ),
+    Kind(
+        "deque",
+        lambda obj, encoder, level: [obj.maxlen, encoder.items(obj, level)],
+        _decode_deque,
+        (collections.deque,),
+    ),
+    _namespace(types.SimpleNamespace),
+    _namespace(argparse.Namespace),
 )
 KINDS_BY_TAG: Mapping[str, Kind] = {kind.tag: kind for kind in KINDS}
 _BY_TYPE: Mapping[type, Kind] = {kind: row for row in KINDS for kind in row.types}

@@ -24,7 +24,7 @@ from ckptfmt.format.dtypes import (
 
 
 class Encoder(Protocol):
-    """What a kind may ask of the packer. `level` is that of the container, not of its items."""
+    """What a kind may ask of the packer. `level` is that of the items."""
 
     def encode(self, obj: object, level: int) -> object: ...
     def text(self, text: str) -> str: ...
@@ -136,46 +136,67 @@ def decode_np_dtype(raw: Any, decoder: Decoder, level: int) -> np.dtype[Any]:
     return _numpy_dtype(raw)[1]
 
 
+PATHS: Mapping[str, type[pathlib.PurePath]] = {
+    kind.__name__: kind
+    for kind in (
+        *(pathlib.PosixPath, pathlib.WindowsPath),
+        *(pathlib.PurePosixPath, pathlib.PureWindowsPath),
+    )
+}
+
+
 def encode_path(obj: Any, encoder: Encoder, level: int) -> object:
-    return encoder.text(str(obj))
+    return [type(obj).__name__, encoder.text(str(obj))]
 
 
-def decode_path(raw: Any, decoder: Decoder, level: int) -> pathlib.Path:
-    return pathlib.Path(typed(raw, str))
+def decode_path(raw: Any, decoder: Decoder, level: int) -> pathlib.PurePath:
+    name, text = array_of(raw, 2)
+    kind = PATHS[typed(name, str)]
+    if issubclass(kind, pathlib.Path) and not isinstance(pathlib.Path(), kind):
+        kind = PATHS[f"Pure{name}"]  # the other system's paths exist here without a file system
+    return kind(typed(text, str))
+
+
+def encode_zone(zone: datetime.tzinfo | None, encoder: Encoder) -> object:
+    if zone is None:
+        return None
+    if type(zone) is not datetime.timezone:
+        raise UsageError(
+            "a time zone by rules cannot be saved",
+            reason="value",
+            found=type(zone).__qualname__,
+            do="use .astimezone(datetime.timezone.utc)",
+        )
+    offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
+    return [offset // datetime.timedelta(microseconds=1), encoder.text(name[0]) if name else None]
+
+
+def _decode_zone(raw: Any) -> datetime.timezone | None:
+    if raw is None:
+        return None
+    offset, name = array_of(raw, 2)
+    delta = datetime.timedelta(microseconds=typed(offset, int))
+    return datetime.timezone(delta) if name is None else datetime.timezone(delta, typed(name, str))
 
 
 def encode_moment(obj: Any, encoder: Encoder, level: int) -> object:
-    """ISO 8601 text of a datetime, date or time, if that says everything."""
-    text: str = obj.isoformat()
-    zone = getattr(obj, "tzinfo", None)
-    back = type(obj).fromisoformat(text)
-    if zone is not None and (type(zone) is not datetime.timezone or repr(back) != repr(obj)):
-        raise UsageError(
-            "a time zone with a name or rules cannot be saved",
-            reason="value",
-            found=repr(zone)[:80],
-            do="use .astimezone(datetime.timezone.utc)",
-        )
-    if getattr(obj, "fold", 0):
-        raise UsageError(
-            "a time with fold=1 cannot be saved", reason="value", do="use .replace(fold=0)"
-        )
-    return text
+    return [obj.replace(tzinfo=None).isoformat(), obj.fold, encode_zone(obj.tzinfo, encoder)]
 
 
 def decode_moment(kind: Any) -> Callable[[Any, Decoder, int], Any]:
-    """The parser of ISO 8601 text, in the one spelling that `isoformat` gives."""
-
     def decode(raw: Any, decoder: Decoder, level: int) -> Any:
-        made = kind.fromisoformat(typed(raw, str))
-        require(made.isoformat() == raw, "not the usual ISO form")
-        return made
+        text, fold, zone = array_of(raw, 3)
+        made = kind.fromisoformat(typed(text, str))
+        require(made.isoformat() == text and made.tzinfo is None, "not the usual ISO form")
+        return made.replace(fold=typed(fold, int), tzinfo=_decode_zone(zone))
 
     return decode
 
 
-def encode_timedelta(obj: Any, encoder: Encoder, level: int) -> object:
-    return [obj.days, obj.seconds, obj.microseconds]
+def decode_date(raw: Any, decoder: Decoder, level: int) -> datetime.date:
+    made = datetime.date.fromisoformat(typed(raw, str))
+    require(made.isoformat() == raw, "not the usual ISO form")
+    return made
 
 
 def decode_timedelta(raw: Any, decoder: Decoder, level: int) -> datetime.timedelta:
@@ -183,3 +204,9 @@ def decode_timedelta(raw: Any, decoder: Decoder, level: int) -> datetime.timedel
     made = datetime.timedelta(*parts)
     require([made.days, made.seconds, made.microseconds] == parts, "parts out of range")
     return made
+
+
+def decode_timezone(raw: Any, decoder: Decoder, level: int) -> datetime.timezone:
+    made = _decode_zone(raw)
+    require(made is not None, "no offset")
+    return cast("datetime.timezone", made)

@@ -17,6 +17,7 @@ from ckptfmt.errors import (
     CkptWarning,
     CorruptError,
     FormatError,
+    UnsupportedError,
     UsageError,
 )
 from ckptfmt.format.limits import VALUE_DEPTH_MAX
@@ -69,20 +70,8 @@ def _ext(tag: str, payload: object) -> msgpack.ExtType:
     return msgpack.ExtType(EXT_CODE, _packb([tag, payload]))
 
 
-def _too_deep() -> NoReturn:
-    raise UsageError(
-        f"a value is nested deeper than {VALUE_DEPTH_MAX}, or contains itself",
-        reason="value-depth",
-        do="flatten it",
-    )
-
-
 class _Packer:
-    """Turns a value into what msgpack packs.
-
-    The root is on level 1; what lies in an array, a map or an ext is one level further down. The
-    methods of a container take the container's own level.
-    """
+    """Turns a value into what msgpack packs. A value's level is 1 more than its container's."""
 
     __slots__ = ("_extend",)
 
@@ -92,7 +81,11 @@ class _Packer:
     def encode(self, obj: object, level: int) -> object:
         kind = type(obj)
         if level > VALUE_DEPTH_MAX:
-            _too_deep()
+            raise UsageError(
+                f"a value is nested deeper than {VALUE_DEPTH_MAX}, or contains itself",
+                reason="value-depth",
+                do="flatten it",
+            )
         if kind in _NO_CHECK:
             return obj
         if isinstance(obj, int) and kind is int:
@@ -103,32 +96,27 @@ class _Packer:
         if isinstance(obj, str) and kind is str:
             return self.text(obj)
         if isinstance(obj, list) and kind is list:
-            return self.items(obj, level)
+            return self.items(obj, level + 1)
         if isinstance(obj, dict) and kind is dict:
             if all(type(key) is str for key in obj):
-                return self.fields(obj, level)
+                return self.fields(obj, level + 1)
             return _ext("dict", self.pairs(obj, level + 1))
         return self._encode_kind(obj, level)
-
-    def _encode_known(self, known: Kind, obj: object, level: int) -> object:
-        if level + known.inner > VALUE_DEPTH_MAX:
-            _too_deep()
-        return _ext(known.tag, known.encode(obj, self, level))
 
     def _encode_kind(self, obj: object, level: int) -> object:
         known = find_kind(obj, registered=False)
         if known is not None:
-            return self._encode_known(known, obj, level + 1)
+            return _ext(known.tag, known.encode(obj, self, level + 1))
         extra = self._extend.pack(obj) if self._extend is not None else None
         if extra is not None:
             tag, payload = extra
             if tag == TYPE_TAG and isinstance(payload, list):
                 # The name is part of the frame, the data a value below this one.
-                return _ext(tag, [payload[0], self.encode(payload[1], level + 2)])
+                return _ext(tag, [payload[0], self.encode(payload[1], level + 1)])
             return _ext(tag, self.encode(payload, level + 1))
         known = find_kind(obj, registered=True)
         if known is not None:
-            return self._encode_known(known, obj, level + 1)
+            return _ext(known.tag, known.encode(obj, self, level + 1))
         what, cure = explain(obj)
         raise UsageError(what, reason="value", found=type(obj).__name__, do=cure)
 
@@ -149,7 +137,7 @@ class _Packer:
         made: list[object] = []
         try:
             for item in items:
-                made.append(self.encode(item, level + 1))
+                made.append(self.encode(item, level))
         except UsageError as error:
             raise below(error, str(len(made))) from None
         return made
@@ -158,7 +146,7 @@ class _Packer:
         made: dict[str, object] = {}
         for key, item in items.items():
             try:
-                made[self.text(key)] = self.encode(item, level + 1)
+                made[self.text(key)] = self.encode(item, level)
             except UsageError as error:
                 raise below(error, ascii(key) if not key.isascii() else key) from None
         return made
@@ -167,7 +155,7 @@ class _Packer:
         made = []
         for key, item in items.items():
             try:
-                made.append([self.encode(key, level + 2), self.encode(item, level + 2)])
+                made.append([self.encode(key, level), self.encode(item, level)])
             except UsageError as error:
                 try:
                     part = escape_key(key)
@@ -198,12 +186,12 @@ def parse_value(data: bytes | memoryview, extend: Extend | None = None, *, where
 
     Args:
         data: Exactly one packed value.
-        extend: Makes the kinds of frameworks and registered types. A value of a tag that neither it
-            nor this module knows is its plain payload, with a CkptWarning.
+        extend: Makes the kinds of frameworks and registered types. Without it such a value is its
+            plain payload, with a CkptWarning.
         where: Which value this is, for errors.
     Raises:
         CorruptError: These bytes are no value.
-        UnsupportedError: A scalar's dtype that this process does not know.
+        UnsupportedError: A tag or dtype that this version does not know.
     Spec: 05-values §5.1.
     """
     return _Parser(extend, where).decode(_unpackb(data, where), 1)
@@ -262,9 +250,9 @@ class _Parser:
         if kind in _SCALARS:
             return raw
         if kind is list:
-            return self.items(raw, level)
+            return self.items(raw, level + 1)
         if kind is dict:
-            return self.fields(raw, level)
+            return self.fields(raw, level + 1)
         if kind is not msgpack.ExtType or raw.code != EXT_CODE:
             _corrupt("an ext of another code than 1", "value", self._where)
         frame = _unpackb(raw.data, self._where)
@@ -276,12 +264,7 @@ class _Parser:
             return self._decode_unknown(tag, payload, level + 1)
         return self._decode_known(known, payload, level + 1)
 
-    def _too_deep(self) -> NoReturn:
-        _corrupt(f"a value is nested deeper than {VALUE_DEPTH_MAX}", "value-depth", self._where)
-
     def _decode_known(self, known: Kind, payload: Any, level: int) -> Any:
-        if level + known.inner > VALUE_DEPTH_MAX:
-            self._too_deep()
         try:
             return known.decode(payload, self, level)
         except CorruptError as error:
@@ -298,9 +281,17 @@ class _Parser:
         if tag == TYPE_TAG:
             if type(payload) is not list or len(payload) != 2 or type(payload[0]) is not str:
                 _corrupt("a value 'type' is not [name, data]", "value", self._where)
-            plain: Any = [payload[0], self.decode(payload[1], level + 1)]
-        else:
+            plain: Any = [payload[0], self.decode(payload[1], level)]
+        elif "." in tag:
             plain = self.decode(payload, level)
+        else:
+            raise UnsupportedError(
+                "a value's tag is unknown",
+                reason="value-tag",
+                where=self._where,
+                found=ascii(tag)[:80],
+                do="upgrade ckptfmt",
+            )
         made = self._unpack(tag, plain)
         if made is not NotImplemented:
             return made
@@ -332,18 +323,18 @@ class _Parser:
     def items(self, raw: Any, level: int) -> list[Any]:
         if type(raw) is not list:
             _corrupt("a payload is not an array", "value", self._where, type(raw).__name__)
-        if _SCALARS.issuperset(map(type, raw)) and level < VALUE_DEPTH_MAX:
+        if _SCALARS.issuperset(map(type, raw)) and level <= VALUE_DEPTH_MAX:
             return raw
-        return [self.decode(item, level + 1) for item in raw]
+        return [self.decode(item, level) for item in raw]
 
     def fields(self, raw: Any, level: int) -> dict[str, Any]:
         if type(raw) is not dict:
             _corrupt("a payload is not a map", "value", self._where, type(raw).__name__)
-        if _SCALARS.issuperset(map(type, raw.values())) and level < VALUE_DEPTH_MAX:
+        if _SCALARS.issuperset(map(type, raw.values())) and level <= VALUE_DEPTH_MAX:
             return raw
-        return {key: self.decode(item, level + 1) for key, item in raw.items()}
+        return {key: self.decode(item, level) for key, item in raw.items()}
 
     def pairs(self, raw: Any, level: int) -> list[tuple[Any, Any]]:
         if type(raw) is not list or not all(type(p) is list and len(p) == 2 for p in raw):
             _corrupt("a payload is not an array of pairs", "value", self._where)
-        return [(self.decode(key, level + 2), self.decode(item, level + 2)) for key, item in raw]
+        return [(self.decode(key, level), self.decode(item, level)) for key, item in raw]
