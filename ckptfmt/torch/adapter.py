@@ -1,0 +1,102 @@
+"""The torch adapter: what the engine asks about torch objects (`engine/adapter.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from ckptfmt.engine.adapter import Captured, ObjectKind, Target, TensorSource
+from ckptfmt.errors import UnsupportedError, UsageError
+from ckptfmt.torch import modules, optimizers, rng, tensors
+from ckptfmt.torch.rng import RngState
+
+_VALUES = (torch.Size, torch.dtype, torch.device)
+
+
+class TorchAdapter:
+    """Tensors, modules, optimizers, generators. Stateless."""
+
+    def kind(self, obj: object) -> ObjectKind:
+        if isinstance(obj, torch.Tensor):
+            return "tensor"
+        if isinstance(obj, torch.nn.Module | torch.optim.Optimizer | torch.Generator | RngState):
+            return "stateful"
+        if isinstance(obj, _VALUES):
+            return "value"
+        return "unknown"
+
+    def source(self, obj: Any, name: str) -> TensorSource:
+        return tensors.source(obj, name)
+
+    def capture(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:
+        if isinstance(obj, torch.nn.Module):
+            return modules.capture(obj, name)
+        if isinstance(obj, torch.optim.Optimizer):
+            return optimizers.capture(obj, name, peers)
+        if isinstance(obj, torch.Generator):
+            return rng.capture_generator(obj)
+        return rng.capture(obj)
+
+    def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
+        if isinstance(obj, torch.Tensor):
+            tensors.check(obj, name, meta=True)
+            return tensors.TensorTarget(obj, name)
+        if isinstance(obj, torch.nn.Module):
+            return modules.module_target(obj, name, peers)
+        if isinstance(obj, torch.optim.Optimizer):
+            return optimizers.OptimizerTarget(obj, name, peers)
+        if isinstance(obj, torch.Generator):
+            return rng.GeneratorTarget(obj, name)
+        return rng.RngTarget(obj, name)
+
+    def pack_value(self, obj: Any) -> tuple[str, object]:
+        if isinstance(obj, torch.Size):
+            return "torch.Size", [int(n) for n in obj]
+        if isinstance(obj, torch.dtype):
+            return "torch.dtype", str(obj).removeprefix("torch.")
+        return "torch.device", str(obj)
+
+    def unpack_value(self, tag: str, payload: Any) -> object:
+        if tag == "torch.Size":
+            return torch.Size(payload)
+        if tag == "torch.dtype" and isinstance(payload, str):
+            dtype = getattr(torch, payload, None)
+            if isinstance(dtype, torch.dtype):
+                return dtype
+        if tag == "torch.device" and isinstance(payload, str):
+            try:
+                return torch.device(payload)
+            except RuntimeError:
+                pass
+        raise UnsupportedError(
+            "this torch knows no such value",
+            reason="torch-value",
+            where=tag,
+            found=repr(payload)[:80],
+            do="load it with the torch release that saved it",
+        )
+
+    def make(self, like: Any, array: NDArray[Any]) -> object:
+        made = tensors.from_array(array)
+        if made.dtype != like.dtype:
+            made = made.to(like.dtype)
+        memory_format = tensors.memory_format_of(like)
+        if memory_format:
+            made = made.contiguous(memory_format=getattr(torch, memory_format))
+        made = made.to("cpu" if like.is_meta else like.device)
+        if isinstance(like, torch.nn.Parameter):
+            return torch.nn.Parameter(made, requires_grad=like.requires_grad)
+        if type(like) is not torch.Tensor:
+            raise UsageError(
+                "cannot make a tensor of this class",
+                reason="torch-tensor",
+                found=f"{type(like).__module__}.{type(like).__qualname__}",
+                do="pass a plain tensor in like=",
+            )
+        return made.requires_grad_(True) if like.requires_grad else made
+
+
+ADAPTER = TorchAdapter()

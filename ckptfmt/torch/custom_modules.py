@@ -1,0 +1,295 @@
+"""Modules whose own code takes part in loading: hooks, overrides, extra state.
+
+They are compared by name like others; where names differ, their hooks are tried on a shadow whose
+tensors have no data. They are bound through `load_state_dict`, after a copy of what they hold.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ckptfmt.engine.adapter import ORDER_USER_CODE, Comparison, Staged, StoredLeaf
+from ckptfmt.errors import UnsupportedError
+from ckptfmt.format import escape_key, join_name, parse_key, split_name
+from ckptfmt.torch.dtypes import CARRIED, torch_dtype
+from ckptfmt.torch.tensors import ask, bits, stored_shape, writing
+from ckptfmt.torch.trees import to_torch
+from ckptfmt.torch.wrappers import clean_key, clean_keys, clean_modules, wrapper_of
+
+EXTRA_STATE = "_extra_state"
+_METHODS = (
+    "state_dict",
+    "_save_to_state_dict",
+    "load_state_dict",
+    "_load_from_state_dict",
+    "get_extra_state",
+    "set_extra_state",
+)
+_HOOKS = (
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+)
+
+
+def own_code(module: Any) -> str:
+    """Why a module must be loaded by its own code, or "" if plain copies do the same."""
+    for prefix, child in clean_modules(module):
+        if wrapper_of(child) is not None:
+            continue
+        where = prefix[:-1] or "the module"
+        for method in _METHODS:
+            function = getattr(type(child), method)
+            origin = getattr(function, "__module__", "") or ""
+            if method in child.__dict__ or not (origin + ".").startswith("torch.nn."):
+                return f"{where} overrides {method}"
+        for hooks in _HOOKS:
+            if getattr(child, hooks, None):
+                return f"{where} has {hooks.strip('_')}"
+    return ""
+
+
+class CustomModuleTarget:
+    """A module bound through its `load_state_dict`; undone by its old tensors and extra state."""
+
+    order = ORDER_USER_CODE
+
+    def __init__(self, module: Any, name: str, reason: str, versions: str) -> None:
+        self.name = name
+        self._module = module
+        self._reason = reason
+        self._versions_key = versions
+        self._raw: dict[str, str] = {}
+        self._root = "".join(_root_prefix(module))
+        self._stored: Mapping[str, StoredLeaf] = {}
+        self._tensors: list[str] = []
+        self._subtrees: list[str] = []
+        self._versions: Mapping[str, object] = {}
+        self._strict = False
+        self._snapshot: Snapshot | None = None
+
+    def compare(self, comparison: Comparison) -> None:
+        self._stored = comparison.stored(self.name)
+        versions = comparison.attributes(self.name).get(self._versions_key)
+        self._versions = versions if isinstance(versions, dict) else {}
+        self._tensors, self._subtrees = [], []
+        state = self._module.state_dict()
+        keys = clean_keys(self._module, state, self.name)
+        self._raw = {keys[raw]: raw for raw in state}
+        own = {join_name(self.name, escape_key(keys[raw])): value for raw, value in state.items()}
+        self._strict = self._fits(own)
+        if self._strict or not self._try_shadow():
+            self._ask_by_name(own, comparison)
+        else:
+            self._ask_as_stored(comparison)
+        refuse_meta_leftovers(self._module, self.name, comparison)
+
+    def _fits(self, own: Mapping[str, Any]) -> bool:
+        """Both sides have the same names, and every tensor its stored shape and dtype."""
+        for name, value in own.items():
+            if _is_tensor_state(name, value):
+                leaf = self._stored.get(name)
+                if leaf is None or tuple(leaf.shape) != stored_shape(value):
+                    return False
+                if leaf.dtype != CARRIED[value.dtype].stored:
+                    return False
+            elif not any(n == name or n.startswith(name + "/") for n in self._stored):
+                return False
+        return all(self._owner(name) in own for name in self._stored)
+
+    def _owner(self, name: str) -> str:
+        """The entry of `state_dict()` that a stored leaf belongs to."""
+        depth = len(split_name(self.name))
+        return "/".join(split_name(name)[: depth + 1])
+
+    def _ask_by_name(self, own: Mapping[str, Any], comparison: Comparison) -> None:
+        for name, value in own.items():
+            if _is_tensor_state(name, value):
+                if ask(comparison, name, value, self._stored):
+                    self._tensors.append(name)
+            elif any(n == name or n.startswith(name + "/") for n in self._stored):
+                comparison.subtree(name)
+                self._subtrees.append(name)
+            else:
+                comparison.missing(name)
+
+    def _ask_as_stored(self, comparison: Comparison) -> None:
+        """The module's hooks take the stored names, as they did on the shadow."""
+        rule = "the module's own load hooks"
+        for name, leaf in self._stored.items():
+            owner = self._owner(name)
+            if owner == name and leaf.dtype and not name.endswith(EXTRA_STATE):
+                if comparison.tensor(name, leaf.dtype, leaf.shape, rule=rule):
+                    self._tensors.append(name)
+            elif owner not in self._subtrees:
+                comparison.subtree(owner)
+                self._subtrees.append(owner)
+
+    def _try_shadow(self) -> bool:
+        """Would the hooks take what is stored? Tried on a copy whose tensors have no data."""
+        try:
+            memo: dict[int, Any] = {}
+            for tensor in _all_tensors(self._module):
+                memo[id(tensor)] = _meta_twin(tensor)
+            shadow = copy.deepcopy(self._module, memo)
+            before = {key: value.dtype for key, value in _tensor_items(shadow.state_dict())}
+            state = self._state_dict(
+                {
+                    self._key(name): torch.empty(
+                        leaf.shape, dtype=torch_dtype(leaf.dtype), device="meta"
+                    )
+                    for name, leaf in self._stored.items()
+                    if leaf.dtype and self._owner(name) == name
+                }
+            )
+            shadow.load_state_dict(state, assign=True)
+            after = {key: value.dtype for key, value in _tensor_items(shadow.state_dict())}
+        except UnsupportedError:
+            return False
+        except Exception:
+            # Code of the user's: whatever it raises, the names do not fit by themselves, and the
+            # comparison by name says how.
+            return False
+        return before == after
+
+    def _key(self, name: str) -> str:
+        """A stored name as the key that this module's `load_state_dict` takes."""
+        key = str(parse_key(split_name(name)[-1]))
+        return self._raw.get(key, self._root + key)
+
+    def _state_dict(self, items: Mapping[str, Any]) -> Any:
+        state: Any = OrderedDict(items)
+        metadata: Any = OrderedDict()
+        for prefix, _ in self._module.named_modules(remove_duplicate=False):
+            clean = clean_key(self._module, prefix) if prefix else ""
+            version = self._versions.get(clean, 1)
+            metadata[prefix] = {} if version is None else {"version": version}
+        state._metadata = metadata
+        return state
+
+    def bind(self, staged: Staged) -> None:
+        items: dict[str, Any] = {}
+        for name in self._tensors:
+            if name in staged:
+                items[self._key(name)] = to_torch(staged[name], name, self._stored)
+        for name in self._subtrees:
+            if name in staged or self._selected(staged, name):
+                value = staged.subtree(name)
+                items[self._key(name)] = to_torch(value, name, self._stored)
+        if not items:
+            return
+        meta = any(tensor.is_meta for tensor in _all_tensors(self._module))
+        self._snapshot = Snapshot(self._module)
+        state = self._state_dict(items)
+        if type(self._module).load_state_dict is not torch.nn.Module.load_state_dict:
+            self._module.load_state_dict(state)
+        else:
+            complete = len(items) == len(self._tensors) + len(self._subtrees)
+            self._module.load_state_dict(state, strict=self._strict and complete, assign=meta)
+
+    def _selected(self, staged: Staged, name: str) -> bool:
+        return any(n in staged for n in self._stored if self._owner(n) == name)
+
+    def undo(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.restore()
+            self._snapshot = None
+
+
+class Snapshot:
+    """All that a module's tensors hold and where they hang, to be put back bit for bit."""
+
+    def __init__(self, module: Any) -> None:
+        self._undo: list[Callable[[], None]] = []
+        seen: set[int] = set()
+        for child in module.modules():
+            for attribute in ("_parameters", "_buffers"):
+                self._keep_dict(getattr(child, attribute))
+                for tensor in getattr(child, attribute).values():
+                    if tensor is not None and id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        self._keep_tensor(tensor)
+            self._keep_extra_state(child)
+
+    def _keep_dict(self, live: dict[str, Any]) -> None:
+        old = dict(live)
+
+        def put_back() -> None:
+            live.clear()
+            live.update(old)
+
+        self._undo.append(put_back)
+
+    def _keep_tensor(self, tensor: Any) -> None:
+        if tensor.is_meta or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            return
+        data, spare = tensor.data, bits(tensor).clone()
+
+        def put_back() -> None:
+            if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
+                tensor.data = data
+            with writing(tensor):
+                bits(tensor).copy_(spare)
+
+        self._undo.append(put_back)
+
+    def _keep_extra_state(self, child: Any) -> None:
+        if type(child).get_extra_state is torch.nn.Module.get_extra_state:
+            return
+        old = copy.deepcopy(child.get_extra_state())
+        self._undo.append(lambda: child.set_extra_state(old))
+
+    def restore(self) -> None:
+        for put_back in self._undo:
+            put_back()
+
+
+def _is_tensor_state(name: str, value: object) -> bool:
+    # Extra state may be a tensor of any length: it is the module's own affair.
+    return isinstance(value, torch.Tensor) and not name.endswith(EXTRA_STATE)
+
+
+def _root_prefix(module: Any) -> list[str]:
+    parts = []
+    row = wrapper_of(module)
+    while row is not None:
+        if row[1]:
+            parts.append(row[0] + ".")
+        module = module._modules[row[0]]
+        row = wrapper_of(module)
+    return parts
+
+
+def _all_tensors(module: Any) -> list[Any]:
+    tensors = [*module.parameters(), *module.buffers()]
+    return [t for t in tensors if not isinstance(t, torch.nn.parameter.UninitializedTensorMixin)]
+
+
+def _meta_twin(tensor: Any) -> Any:
+    twin = tensor.detach().to("meta")
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+    return twin
+
+
+def _tensor_items(state: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)]
+
+
+def refuse_meta_leftovers(module: Any, name: str, comparison: Comparison) -> None:
+    """A buffer that is not stored and has no data stays without data: a mismatch."""
+    for prefix, child in clean_modules(module):
+        for key in child._non_persistent_buffers_set:
+            buffer = child._buffers.get(key)
+            if buffer is not None and buffer.is_meta:
+                comparison.mismatch(
+                    join_name(name, escape_key(prefix + key)),
+                    "a buffer with data (it is not persistent, so no checkpoint has it)",
+                    "a buffer on the meta device",
+                )

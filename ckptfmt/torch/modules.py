@@ -1,0 +1,216 @@
+"""`nn.Module`: its `state_dict()` at save; compared by name, shape and dtype, then filled in place.
+
+A module whose own code takes part in loading (hooks, overrides, extra state) is bound through its
+`load_state_dict`; see `ckptfmt/torch/custom_modules.py`. All others are plain tensor copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckptfmt.engine.adapter import (
+    ORDER_TENSOR,
+    Captured,
+    Comparison,
+    Staged,
+    StoredLeaf,
+    Target,
+)
+from ckptfmt.errors import MismatchError
+from ckptfmt.format import escape_key, join_name
+from ckptfmt.torch.custom_modules import CustomModuleTarget, own_code, refuse_meta_leftovers
+from ckptfmt.torch.tensors import Overwrite, ask, identity_of, staged_tensor
+from ckptfmt.torch.trees import mark
+from ckptfmt.torch.wrappers import clean_key, clean_keys
+
+VERSIONS = "torch.module_versions"
+_PREFIXES = ("_orig_mod.", "module.", "_orig_mod.module.", "module._orig_mod.")
+
+
+def capture(module: Any, name: str) -> Captured:
+    """Keys of `state_dict()` verbatim, wrappers removed; versions as an attribute."""
+    state = module.state_dict()
+    keys = clean_keys(module, state, name)
+    attributes: dict[str, dict[str, object]] = {}
+    tree = {}
+    for raw, value in state.items():
+        key = keys[raw]
+        tree[key] = mark(value, attributes, escape_key(key))
+    if tree:
+        attributes.setdefault("", {})[VERSIONS] = _versions(module, state)
+    return Captured(tree, attributes)
+
+
+def _versions(module: Any, state: Any) -> dict[str, object]:
+    """Prefix -> version where it is not 1, which nearly all modules have."""
+    metadata = getattr(state, "_metadata", None) or {}
+    versions: dict[str, object] = {}
+    for prefix, entry in metadata.items():
+        version = entry.get("version")
+        if version != 1 and (version is None or isinstance(version, int)):
+            versions[clean_key(module, prefix) if prefix else ""] = version
+    return versions
+
+
+def module_target(module: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
+    """The right kind of target: with the module's own code, or plain copies."""
+    reason = own_code(module)
+    if reason:
+        return CustomModuleTarget(module, name, reason, VERSIONS)
+    return ModuleTarget(module, name, peers)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One name of a module's state and the tensor behind it."""
+
+    name: str
+    tensor: Any
+    identity: Hashable | None
+    row: int = -1
+
+
+def entries(module: Any, name: str) -> list[Entry]:
+    """The names and live tensors of a module without code of its own."""
+    state = module.state_dict(keep_vars=True)
+    keys = clean_keys(module, state, name)
+    return [
+        Entry(join_name(name, escape_key(keys[raw])), tensor, identity_of(tensor))
+        for raw, tensor in state.items()
+        if isinstance(tensor, torch.Tensor)
+    ]
+
+
+class ModuleTarget:
+    """A module filled by tensor copies: identity, storage, device and strides stay."""
+
+    order = ORDER_TENSOR
+
+    def __init__(self, module: Any, name: str, peers: Sequence[tuple[str, object]]) -> None:
+        self.name = name
+        self._module = module
+        self._peers = peers
+        self._asked: list[Entry] = []
+        self._stored: Mapping[str, StoredLeaf] = {}
+        self._overwrites: list[Overwrite] = []
+
+    def compare(self, comparison: Comparison) -> None:
+        self._stored = stored = comparison.stored(self.name)
+        own = entries(self._module, self.name)
+        prefix = prefix_of_plain_dict(self.name, [e.name for e in own], stored)
+        self._asked = []
+        for entry in own:
+            source = _with_prefix(self.name, entry.name, prefix) if prefix else None
+            rule = f"wrapper prefix {prefix!r} removed" if prefix else ""
+            if ask(comparison, entry.name, entry.tensor, stored, source=source, rule=rule):
+                entry.row = stored[source or entry.name].tensor
+                self._asked.append(entry)
+        self._compare_ties(comparison)
+        refuse_meta_leftovers(self._module, self.name, comparison)
+
+    def _compare_ties(self, comparison: Comparison) -> None:
+        first: dict[int, Entry] = {}
+        for entry in self._asked:
+            other = first.setdefault(entry.row, entry)
+            if other.identity != entry.identity and entry.identity is not None:
+                comparison.tie(
+                    entry.name, f"lost: one stored tensor with {other.name}, two in the target"
+                )
+
+    def bind(self, staged: Staged) -> None:
+        wanted = [entry for entry in self._asked if entry.name in staged]
+        self._refuse_torn_ties(wanted, staged)
+        written: set[Hashable] = set()
+        for entry in wanted:
+            if entry.identity in written:
+                continue
+            if entry.identity is not None:
+                written.add(entry.identity)
+            value = staged_tensor(staged, entry.name, self._attributes(entry))
+            overwrite = Overwrite(entry.tensor)
+            self._overwrites.append(overwrite)
+            overwrite.apply(value)
+
+    def _attributes(self, entry: Entry) -> Mapping[str, object]:
+        leaf = self._stored.get(entry.name)
+        return leaf.attributes if leaf is not None else {}
+
+    def _refuse_torn_ties(self, wanted: list[Entry], staged: Staged) -> None:
+        """One tensor of the target, two stored values: refused before anything is written.
+
+        Two stored tensors with equal bytes are no conflict, and only the bytes tell; hence here,
+        not in `compare`.
+        """
+        first = self._earlier_modules()
+        for entry in wanted:
+            if entry.identity is None:
+                continue
+            other = first.setdefault(entry.identity, entry)
+            if other is entry or other.name not in staged:
+                continue
+            if other.row >= 0 and other.row == entry.row:
+                continue
+            if not _equal_bytes(staged[other.name], staged[entry.name]):
+                raise MismatchError(
+                    "tied tensors of the target have two different stored values",
+                    reason="tie",
+                    where=entry.name,
+                    expected=f"the value of {other.name}",
+                    found="another value",
+                    do="untie them in the target, or leave one out with names=",
+                )
+
+    def _earlier_modules(self) -> dict[Hashable, Entry]:
+        first: dict[Hashable, Entry] = {}
+        for name, peer in self._peers:
+            if name == self.name:
+                break
+            if isinstance(peer, torch.nn.Module) and not own_code(peer):
+                for entry in entries(peer, name):
+                    if entry.identity is not None:
+                        first.setdefault(entry.identity, entry)
+        return first
+
+    def undo(self) -> None:
+        while self._overwrites:
+            self._overwrites.pop().undo()
+
+
+def _equal_bytes(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    return bool(
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and np.array_equal(
+            np.ascontiguousarray(a).reshape(-1).view(np.uint8),
+            np.ascontiguousarray(b).reshape(-1).view(np.uint8),
+        )
+    )
+
+
+def _with_prefix(module_name: str, name: str, prefix: str) -> str:
+    return join_name(module_name, prefix + name[len(module_name) :].lstrip("/"))
+
+
+def prefix_of_plain_dict(
+    module_name: str, names: Sequence[str], stored: Mapping[str, StoredLeaf]
+) -> str:
+    """The wrapper prefix under which a plain dict was saved, if exactly one explains all names.
+
+    A `state_dict()` taken by hand from a wrapped module has no type to go by. Exact names come
+    first; a prefix counts only where no name matches without it and all match with it.
+    """
+    if not names or any(name in stored for name in names):
+        return ""
+    fitting = [
+        prefix
+        for prefix in _PREFIXES
+        if all(_with_prefix(module_name, name, prefix) in stored for name in names)
+    ]
+    return fitting[0] if len(fitting) == 1 else ""
