@@ -1,0 +1,126 @@
+"""The adapter for TensorFlow and Keras 3: see `ckptfmt/engine/adapter.py` for what is asked of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ckptfmt.engine.adapter import Captured, ObjectKind, Target, TensorSource
+from ckptfmt.errors import CkptWarning, UnsupportedError, UsageError
+from ckptfmt.tensorflow import keras_optimizer
+from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
+from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.survey import name_of, nest
+from ckptfmt.tensorflow.targets import ObjectTarget, OptimizerTarget, VariableTarget
+from ckptfmt.tensorflow.tensors import (
+    ALIASES,
+    identity_of,
+    is_tensor,
+    is_variable,
+    make_like,
+    source_of,
+)
+from ckptfmt.tensorflow.trackables import is_stateful, refuse_own_format
+
+_DTYPE, _SHAPE = "tensorflow.DType", "tensorflow.TensorShape"
+
+
+class TensorFlowAdapter:
+    """Stateless: one object serves all calls."""
+
+    def kind(self, obj: object) -> ObjectKind:
+        if is_tensor(obj):
+            return "tensor"
+        if isinstance(obj, (tf.DType, tf.TensorShape)):
+            return "value"
+        return "stateful" if is_stateful(obj) else "unknown"
+
+    def source(self, obj: Any, name: str) -> TensorSource:
+        return source_of(obj, name)
+
+    def capture(self, obj: Any, name: str, peers: Peers) -> Captured:
+        refuse_own_format(obj, name)
+        if is_optimizer(obj):
+            return _capture_optimizer(obj, name, peers)
+        made = survey(obj, name)
+        _warn_of_optimizer(obj, name, peers)
+        attributes: dict[str, Mapping[str, object]] = {
+            one.name: {ALIASES: list(one.aliases)} for one in made.found if one.aliases
+        }
+        if isinstance(obj, tf.random.Generator):
+            attributes["state"] = {"tf.rng_algorithm": int(obj.algorithm)}
+        tree = nest(((one.keys, one.variable) for one in made.found), name)
+        return Captured(tree, attributes)
+
+    def target(self, obj: Any, name: str, peers: Peers) -> Target:
+        if is_variable(obj):
+            return VariableTarget(obj, name)
+        if is_tensor(obj):
+            raise UsageError(
+                "a tf.Tensor cannot be filled in place",
+                reason="immutable",
+                where=name,
+                do="put a tf.Variable into the tree, or use load",
+            )
+        refuse_own_format(obj, name)
+        if is_optimizer(obj):
+            return OptimizerTarget(obj, name, peers)
+        return ObjectTarget(obj, name)
+
+    def pack_value(self, obj: Any) -> tuple[str, object]:
+        if isinstance(obj, tf.DType):
+            return _DTYPE, obj.name
+        return _SHAPE, None if obj.rank is None else obj.as_list()
+
+    def unpack_value(self, tag: str, payload: Any) -> object:
+        try:
+            if tag == _DTYPE:
+                return tf.as_dtype(payload)
+            if tag == _SHAPE:
+                return tf.TensorShape(payload)
+        except (TypeError, ValueError) as error:
+            raise UnsupportedError(
+                "TensorFlow does not know this value", reason="value", found=f"{tag}: {error}"
+            ) from None
+        raise UnsupportedError(
+            "a kind of value that this version does not know",
+            reason="value",
+            found=tag[:80],
+            do="upgrade ckptfmt",
+        )
+
+    def make(self, like: Any, array: NDArray[Any]) -> object:
+        return make_like(like, array)
+
+
+def _capture_optimizer(optimizer: Any, name: str, peers: Peers) -> Captured:
+    trainable: Sequence[Any] = list(getattr(optimizer, "_trainable_variables", ()))
+    named = keras_optimizer.owners(peers, name, trainable)
+    keras_optimizer.warn_if_positional(named, peers, name, trainable)
+    attributes: dict[str, Mapping[str, object]] = {}
+    rows = keras_optimizer.optimizer_variables(optimizer, named, name)
+    for keys, _, aliases in rows:
+        if aliases:
+            attributes[name_of(keys, name)] = {ALIASES: [name_of(alias, name) for alias in aliases]}
+    return Captured(nest(((keys, variable) for keys, variable, _ in rows), name), attributes)
+
+
+def _warn_of_optimizer(obj: Any, name: str, peers: Peers) -> None:
+    """Say that a compiled model's optimizer stays behind, unless the tree has it."""
+    if not isinstance(obj, keras.Model) or not getattr(obj, "compiled", False):
+        return
+    optimizer = getattr(obj, "optimizer", None)
+    if optimizer is None or not optimizer.built:
+        return
+    if all(identity_of(peer) != identity_of(optimizer) for _, peer in peers):
+        warnings.warn(
+            f"{name or 'the model'}: its optimizer is not in the tree and is not saved; add "
+            'it: {"model": model, "optimizer": model.optimizer}',
+            CkptWarning,
+            stacklevel=2,
+        )

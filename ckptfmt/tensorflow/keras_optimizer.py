@@ -1,0 +1,271 @@
+"""What a Keras optimizer holds, called by the variables that it optimizes.
+
+`iterations`, `learning_rate`, and `state/<variable>/<slot>`: `state/dense/kernel/momentum`. The
+variable's name is the one its model has for it, found by identity in the tree.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from ckptfmt.errors import CkptWarning, UsageError
+from ckptfmt.format import parse_key, split_name
+from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.survey import Found, Keys, name_of
+from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_variable
+from ckptfmt.tensorflow.trackables import is_keras
+
+Peers = Sequence[tuple[str, object]]
+STATE = "state"
+_BOOKKEEPING = frozenset(["_variables", "_trainable_variables", "_tracker"])
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the tree calls a variable: keys below `state`, and the aliases of those as names."""
+
+    keys: Keys
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Model:
+    name: str
+    obj: Any
+    found: dict[int, Found] = field(default_factory=dict)
+
+
+def is_optimizer(obj: object) -> bool:
+    return isinstance(obj, keras.optimizers.Optimizer)
+
+
+def _models(peers: Peers) -> list[_Model]:
+    """Everything in the tree that may hold variables which an optimizer optimizes."""
+    models = []
+    for name, obj in peers:
+        if is_keras(obj) and not isinstance(obj, keras.layers.Layer):
+            continue
+        made = survey(obj, name)
+        models.append(_Model(name, obj, {identity_of(one.variable): one for one in made.found}))
+    return models
+
+
+def owners(peers: Peers, where: str, variables: Sequence[Any]) -> list[Owner]:
+    """The tree's name of each variable, in the order of `variables`.
+
+    Relative to the one object that holds them all; by full names if no single one does; by position
+    if none of them is in the tree.
+
+    Raises:
+        UsageError: Some of the variables are in the tree and some are not.
+    """
+    if not variables:
+        return []
+    models = _models(peers)
+    idents = [identity_of(variable) for variable in variables]
+    for model in models:
+        if all(ident in model.found for ident in idents):
+            return [Owner(model.found[i].keys, tuple(model.found[i].aliases)) for i in idents]
+    made: list[Owner | None] = []
+    for ident in idents:
+        holder = next((model for model in models if ident in model.found), None)
+        if holder is None:
+            made.append(None)
+            continue
+        one = holder.found[ident]
+        prefix = tuple(parse_key(part) for part in split_name(holder.name))
+        made.append(
+            Owner(prefix + one.keys, tuple(f"{holder.name}/{alias}" for alias in one.aliases))
+        )
+    known = [owner for owner in made if owner is not None]
+    if len(known) == len(made):
+        return known
+    if known:
+        lost = [full_name_of(v) for v, owner in zip(variables, made) if owner is None]
+        raise UsageError(
+            "an optimizer has variables that no model in the tree has",
+            reason="optimizer",
+            where=where,
+            found=f"{len(lost)} of {len(made)}: {', '.join(lost[:5])}",
+            do="put all models that it optimizes into the tree",
+        )
+    return [Owner((str(position),)) for position in range(len(variables))]
+
+
+def warn_if_positional(named: Sequence[Owner], peers: Peers, where: str, variables: Any) -> None:
+    """Warn where `owners` had to fall back on positions."""
+    if not named or named[0].keys != ("0",):
+        return
+    held = {ident for model in _models(peers) for ident in model.found}
+    if not any(identity_of(variable) in held for variable in variables):
+        warnings.warn(
+            f"{where}: the optimizer's variables are not in the tree, so its state is saved by "
+            "position; put its model into the tree to save it by name",
+            CkptWarning,
+            stacklevel=2,
+        )
+
+
+def optimizer_variables(
+    optimizer: Any, named: Sequence[Owner], where: str
+) -> list[tuple[Keys, Any, tuple[Keys, ...]]]:
+    """(keys, variable, keys of the aliases) of everything that an optimizer holds, in its order.
+
+    Args:
+        optimizer: Built or not.
+        named: For each of its trainable variables, in order.
+        where: Its own name, for errors.
+    Raises:
+        UsageError: Keras counts other variables than were found.
+    """
+    slots, single, inner = _look_at_attributes(optimizer, len(named))
+    listed = {identity_of(v): v for v in getattr(optimizer, "_variables", ())}
+    listed |= {ident: v for ident, (v, _) in single.items() if ident not in listed}
+    listed |= {ident: v for ident, (v, _, _) in slots.items() if ident not in listed}
+    references = list(getattr(optimizer, "_trainable_variables", ()))
+    made: dict[Keys, tuple[Any, tuple[Keys, ...]]] = {}
+    for position, (ident, variable) in enumerate(listed.items()):
+        aliases: tuple[Keys, ...] = ()
+        if ident in slots:
+            _, attribute, row = slots[ident]
+            slot = _slot_name(variable, references[row] if row < len(references) else None)
+            keys: Keys = (STATE, *named[row].keys, slot or attribute.lstrip("_"))
+            if keys in made or not slot:
+                keys = (*keys[:-1], attribute.lstrip("_"))
+            aliases = tuple(
+                (STATE, *(parse_key(part) for part in split_name(alias)), keys[-1])
+                for alias in named[row].aliases
+            )
+        else:
+            keys = (_own_name(optimizer, variable, single.get(ident), position),)
+        if keys in made:
+            keys = ("variables", str(position))
+        made[keys] = (variable, aliases)
+    rows = [(keys, variable, aliases) for keys, (variable, aliases) in made.items()]
+    for attribute, child in inner.items():
+        rows += [
+            ((attribute, *keys), variable, tuple((attribute, *alias) for alias in aliases))
+            for keys, variable, aliases in optimizer_variables(child, named, where)
+        ]
+    _check_complete(optimizer, rows, where)
+    return rows
+
+
+def _look_at_attributes(
+    optimizer: Any, count: int
+) -> tuple[dict[int, tuple[Any, str, int]], dict[int, tuple[Any, str]], dict[str, Any]]:
+    """Slots (a list with an item per trainable variable), single variables, inner optimizers."""
+    slots: dict[int, tuple[Any, str, int]] = {}
+    single: dict[int, tuple[Any, str]] = {}
+    inner: dict[str, Any] = {}
+    for attribute, value in vars(optimizer).items():
+        if attribute in _BOOKKEEPING or attribute.startswith("_self_"):
+            continue
+        if is_optimizer(value):
+            inner[attribute] = value
+        elif is_variable(value):
+            single.setdefault(identity_of(value), (value, attribute))
+        elif isinstance(value, (list, tuple)) and len(value) == count:
+            for row, item in enumerate(value):
+                if is_variable(item):
+                    slots.setdefault(identity_of(item), (item, attribute, row))
+    return slots, single, inner
+
+
+def _slot_name(variable: Any, reference: Any) -> str:
+    """`momentum` of `sequential_dense_kernel_momentum`; "" where the name does not follow that."""
+    if reference is None:
+        return ""
+    if isinstance(reference, keras.Variable):
+        prefix = str(reference.path).replace("/", "_")
+    else:
+        prefix = str(reference.name).replace("/", "_").replace(":", "_")
+    name = str(variable.name)
+    return name[len(prefix) + 1 :] if name.startswith(prefix + "_") else ""
+
+
+def _own_name(optimizer: Any, variable: Any, attribute: tuple[Any, str] | None, at: int) -> str:
+    """The name of a variable that belongs to no other: `iterations`, `learning_rate`."""
+    if variable is getattr(optimizer, "_iterations", None):
+        return "iterations"
+    if attribute is not None:
+        return attribute[1].lstrip("_")
+    return str(at)
+
+
+def _check_complete(
+    optimizer: Any, rows: Sequence[tuple[Keys, Any, tuple[Keys, ...]]], where: str
+) -> None:
+    found = {identity_of(variable) for _, variable, _ in rows}
+    lost = [one for one in optimizer.variables if identity_of(one) not in found]
+    if lost or len({name_of(keys, where) for keys, _, _ in rows}) != len(rows):
+        raise UsageError(
+            "an optimizer has variables that could not be named",
+            reason="optimizer",
+            where=where,
+            expected=f"{len(optimizer.variables)} variables",
+            found=f"{len(found)}",
+            do="keep one list per kind of slot, an item for each trainable variable, as attributes",
+        )
+
+
+def variables_to_build_on(optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
+    """The trainable variables that an unbuilt optimizer should be built on.
+
+    Of the model that is compiled with it, else of every model that has a variable whose state is
+    stored.
+
+    Args:
+        optimizer: The optimizer.
+        peers: All stateful objects in the tree.
+        stored_owners: Names of variables with stored state, below `state`.
+    """
+    chosen: dict[int, Any] = {}
+    for model in _models(peers):
+        trainable = list(getattr(model.obj, "trainable_variables", ()))
+        names = {
+            name
+            for variable in trainable
+            if (one := model.found.get(identity_of(variable))) is not None
+            for name in (one.name, f"{model.name}/{one.name}")
+        }
+        if getattr(model.obj, "optimizer", None) is optimizer:
+            return trainable
+        if names & stored_owners:
+            chosen |= {identity_of(variable): variable for variable in trainable}
+    return list(chosen.values())
+
+
+def built_copy(optimizer: Any, variables: Sequence[Any]) -> Any:
+    """A throw-away optimizer of the same configuration, built: it tells names, shapes and dtypes.
+
+    Returns:
+        The optimizer itself, built, where its configuration cannot make another one.
+    """
+    try:
+        made = type(optimizer).from_config(optimizer.get_config())
+        made.build(list(variables))
+    except Exception:  # the caller's own code, which may raise anything
+        build(optimizer, variables)
+        return optimizer
+    return made
+
+
+def build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make the slots, as the first step would: at their initial values."""
+    optimizer.build(list(variables))
+
+
+def names_of_owners(stored: Iterable[str], name: str) -> set[str]:
+    """Names of the variables that state is stored for: `dense/kernel`."""
+    made = set()
+    for one in stored:
+        parts = split_name(one[len(name) :].lstrip("/"))
+        if STATE in parts:
+            made.add("/".join(parts[parts.index(STATE) + 1 : -1]))
+    return made - {""}

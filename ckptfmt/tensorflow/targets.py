@@ -1,0 +1,359 @@
+"""What a restore fills: one variable, an object full of variables, an optimizer.
+
+Each compares names, dtypes and shapes first and touches nothing; `bind` assigns in place and keeps
+the old values, which `undo` puts back bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ckptfmt.engine.adapter import (
+    ORDER_OPTIMIZER,
+    ORDER_RNG,
+    ORDER_TENSOR,
+    Comparison,
+    Staged,
+    StoredLeaf,
+)
+from ckptfmt.format import join_name
+from ckptfmt.tensorflow import keras_optimizer
+from ckptfmt.tensorflow.keras_optimizer import Peers
+from ckptfmt.tensorflow.objects import is_built, survey
+from ckptfmt.tensorflow.survey import Found, Survey, name_of
+from ckptfmt.tensorflow.tensors import (
+    ALIASES,
+    FULL_NAME,
+    dtype_name,
+    expected_shape,
+    make_tensor,
+    raw_variable,
+    read,
+)
+
+_BUILD_FIRST = "build it first: call it once, or build()"
+
+
+def absolute(where: str, name: str) -> str:
+    """The name below `where` of something that is called `name` within it."""
+    return join_name(where, name) if name else where
+
+
+class _Assigned:
+    """Variables assigned so far, with their old values."""
+
+    def __init__(self) -> None:
+        self._old: list[tuple[Any, Any]] = []
+
+    def assign(self, variable: Any, array: Any, name: str) -> None:
+        raw = raw_variable(variable, name)
+        # Restoring may be called while Keras or TensorFlow trace: the values must not end up there.
+        with tf.init_scope():
+            value = make_tensor(array, name)
+            self._old.append((raw, read(raw)))
+            raw.assign(value)
+
+    def undo(self) -> None:
+        with tf.init_scope():
+            while self._old:
+                raw, value = self._old.pop()
+                raw.assign(value)
+
+
+class VariableTarget:
+    """A tf.Variable or Keras variable that stands in the tree itself."""
+
+    def __init__(self, variable: Any, name: str) -> None:
+        self.name = name
+        self.order = ORDER_TENSOR
+        self._variable = variable
+        self._raw = raw_variable(variable, name)
+        self._assigned = _Assigned()
+
+    def compare(self, comparison: Comparison) -> None:
+        ask(comparison, self._raw, self.name, self.name)
+
+    def bind(self, staged: Staged) -> None:
+        self._assigned.assign(self._variable, staged[self.name], self.name)
+
+    def undo(self) -> None:
+        self._assigned.undo()
+
+
+def ask(comparison: Comparison, raw: Any, name: str, source: str, rule: str = "") -> bool:
+    """Ask for a variable's values."""
+    leaf = comparison.stored(source).get(source)
+    stored = leaf.shape if leaf is not None and leaf.dtype else None
+    return comparison.tensor(
+        name,
+        dtype_name(raw.dtype, name),
+        expected_shape(raw, stored),
+        source=source if source != name else None,
+        rule=rule,
+    )
+
+
+class ObjectTarget:
+    """A module, layer, model, metric or generator."""
+
+    def __init__(self, obj: Any, name: str) -> None:
+        self.name = name
+        random = isinstance(obj, (tf.random.Generator, keras.random.SeedGenerator))
+        self.order = ORDER_RNG if random else ORDER_TENSOR
+        self._obj = obj
+        self._assigned = _Assigned()
+        self._asked: list[tuple[str, Any]] = []
+
+    def compare(self, comparison: Comparison) -> None:
+        made = survey(self._obj, self.name)
+        stored = comparison.stored(self.name)
+        sources = match(made.found, stored, self.name)
+        taken: set[str] = set()
+        self._asked = []
+        for one, (source, rule) in zip(made.found, sources):
+            name = absolute(self.name, one.name)
+            raw = raw_variable(one.variable, name)
+            if ask(comparison, raw, name, source or name, rule):
+                self._asked.append((name, one.variable))
+            taken.add(source or name)
+            taken |= _claim_aliases(comparison, one, stored, self.name, source)
+        _report_ties(comparison, made.found, sources, stored, self.name)
+        _report_swaps(comparison, made.found, sources, stored, self.name)
+        _report_unbuilt(comparison, made, [name for name in stored if name not in taken], self.name)
+
+    def bind(self, staged: Staged) -> None:
+        for name, variable in self._asked:
+            self._assigned.assign(variable, staged[name], name)
+
+    def undo(self) -> None:
+        self._assigned.undo()
+
+
+Source = tuple[str, str]
+"""(stored name, rule): both empty where nothing was found or the name itself matched."""
+
+
+def match(found: Sequence[Found], stored: Mapping[str, StoredLeaf], where: str) -> list[Source]:
+    """Find each variable's stored leaf: by path, by an alias, by a unique full name.
+
+    A leaf that one variable has by its path is nobody else's by full name.
+    """
+    names = {absolute(where, one.name) for one in found}
+    by_alias = {
+        absolute(where, alias): name
+        for name, leaf in stored.items()
+        for alias in _texts(leaf.attributes.get(ALIASES))
+    }
+    by_full = _unique_full_names(stored)
+    uses = Counter(one.full_name for one in found)
+    made: list[Source] = []
+    for one in found:
+        name = absolute(where, one.name)
+        aliases = [absolute(where, alias) for alias in one.aliases]
+        full = by_full.get(one.full_name, "")
+        if name in stored:
+            made.append((name, ""))
+        elif name in by_alias:
+            made.append((by_alias[name], "alias"))
+        elif (alias := next((a for a in aliases if a in stored), "")) != "":
+            made.append((alias, "alias"))
+        elif (alias := next((a for a in aliases if a in by_alias), "")) != "":
+            made.append((by_alias[alias], "alias"))
+        elif full and full not in names and one.trusted and uses[one.full_name] == 1:
+            made.append((full, "full name"))
+        else:
+            made.append(("", ""))
+    return made
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
+
+
+def _unique_full_names(stored: Mapping[str, StoredLeaf]) -> dict[str, str]:
+    """Full name -> stored name, where only one stored leaf has it."""
+    names = {
+        name: str(leaf.attributes[FULL_NAME])
+        for name, leaf in stored.items()
+        if FULL_NAME in leaf.attributes
+    }
+    uses = Counter(names.values())
+    return {full: name for name, full in names.items() if uses[full] == 1}
+
+
+def _claim_aliases(
+    comparison: Comparison,
+    one: Found,
+    stored: Mapping[str, StoredLeaf],
+    where: str,
+    source: str,
+) -> set[str]:
+    """Take stored leaves under a variable's other paths: they must be the same tensor.
+
+    Returns:
+        The stored names taken.
+    """
+    taken = set()
+    name = absolute(where, one.name)
+    for alias in (absolute(where, text) for text in one.aliases):
+        leaf = stored.get(alias)
+        if leaf is None or alias == source or not source:
+            continue
+        taken.add(alias)
+        if leaf.dtype and leaf.tensor == stored[source].tensor:
+            ask(comparison, raw_variable(one.variable, name), alias, alias)
+        else:
+            comparison.mismatch(alias, f"one tensor with {source}", "a tensor of its own")
+    return taken
+
+
+def _report_ties(
+    comparison: Comparison,
+    found: Sequence[Found],
+    sources: Sequence[Source],
+    stored: Mapping[str, StoredLeaf],
+    where: str,
+) -> None:
+    """Name variables that are two now and were one when saved."""
+    first: dict[int, str] = {}
+    for one, (source, _) in zip(found, sources):
+        leaf = stored.get(source)
+        if leaf is None or leaf.tensor < 0:
+            continue
+        name = absolute(where, one.name)
+        other = first.setdefault(leaf.tensor, name)
+        if other != name:
+            comparison.tie(name, f"lost: one tensor with {other} when saved, two variables now")
+
+
+def _report_swaps(
+    comparison: Comparison,
+    found: Sequence[Found],
+    sources: Sequence[Source],
+    stored: Mapping[str, StoredLeaf],
+    where: str,
+) -> None:
+    """Refuse variables whose path and full name lead to two different tensors of one shape.
+
+    Keras counts full names by process, so an untrusted one is believed only where both sides have
+    exactly the same set of them: then they were counted alike, and crossed ones were swapped.
+    """
+    by_full = _unique_full_names(stored)
+    uses = Counter(one.full_name for one in found)
+    counted_alike = set(uses) == {
+        str(leaf.attributes[FULL_NAME]) for leaf in stored.values() if FULL_NAME in leaf.attributes
+    }
+    for one, (source, _) in zip(found, sources):
+        other = by_full.get(one.full_name, "")
+        if not source or not other or other == source or uses[one.full_name] > 1:
+            continue
+        if not (one.trusted or (one.numbered and counted_alike)):
+            continue
+        here, there = stored[source], stored[other]
+        if here.tensor != there.tensor and (here.dtype, here.shape) == (there.dtype, there.shape):
+            comparison.mismatch(
+                absolute(where, one.name),
+                f"full name {one.full_name}, which is stored as {other}",
+                f"full name {here.attributes.get(FULL_NAME, '')} under this path",
+            )
+
+
+def _report_unbuilt(comparison: Comparison, made: Survey, left: Sequence[str], where: str) -> None:
+    """Refuse stored names below objects that have no variables yet, one entry per object."""
+    empty = {
+        name: obj
+        for name, obj in made.nodes
+        if not is_built(obj)
+        or not any(
+            not name or one.name == name or one.name.startswith(name + "/") for one in made.found
+        )
+    }
+    waiting: Counter[str] = Counter()
+    for stored_name in left:
+        relative = stored_name[len(where) :].lstrip("/") if where else stored_name
+        holders = [n for n in empty if not n or relative == n or relative.startswith(n + "/")]
+        if holders:
+            waiting[max(holders, key=len)] += 1
+            comparison.pending(stored_name)
+    for name, count in waiting.items():
+        comparison.mismatch(
+            absolute(where, name),
+            f"variables ({count} are stored)",
+            f"a {type(empty[name]).__name__} without them; {_BUILD_FIRST}",
+        )
+
+
+class OptimizerTarget:
+    """A Keras optimizer. One that is not built yet is built when it is bound, not before.
+
+    `undo` leaves such an optimizer built, with its slots at their initial values, which is how its
+    first step would have found them.
+    """
+
+    def __init__(self, optimizer: Any, name: str, peers: Peers) -> None:
+        self.name = name
+        self.order = ORDER_OPTIMIZER
+        self._optimizer = optimizer
+        self._peers = peers
+        self._assigned = _Assigned()
+        self._build_on: list[Any] = []
+        self._asked: list[str] = []
+
+    def compare(self, comparison: Comparison) -> None:
+        stored = comparison.stored(self.name)
+        shown = self._optimizer
+        self._build_on = []
+        if not shown.built:
+            owners = keras_optimizer.names_of_owners(stored, self.name)
+            if owners:
+                self._build_on = keras_optimizer.variables_to_build_on(shown, self._peers, owners)
+                if not self._build_on:
+                    self._report_unbuilt(comparison, stored, len(owners))
+                    return
+                shown = keras_optimizer.built_copy(shown, self._build_on)
+        self._asked = []
+        for name, (variable, aliases) in self._variables(shown).items():
+            raw = raw_variable(variable, name)
+            source = next((n for n in (name, *aliases) if n in stored), name)
+            if ask(comparison, raw, name, source, "alias" if source != name else ""):
+                self._asked.append(name)
+
+    def _report_unbuilt(
+        self, comparison: Comparison, stored: Mapping[str, StoredLeaf], count: int
+    ) -> None:
+        for name in stored:
+            comparison.pending(name)
+        comparison.mismatch(
+            self.name,
+            f"a model with the {count} variables whose state is stored",
+            f"none of them in the tree's models; put the model into the tree, and {_BUILD_FIRST}",
+        )
+
+    def _variables(self, optimizer: Any) -> dict[str, tuple[Any, list[str]]]:
+        """Absolute name -> the optimizer's variable, and other names it may be stored under."""
+        trainable = list(optimizer._trainable_variables)
+        named = keras_optimizer.owners(self._peers, self.name, trainable)
+        return {
+            absolute(self.name, name_of(keys, self.name)): (
+                variable,
+                [absolute(self.name, name_of(alias, self.name)) for alias in aliases],
+            )
+            for keys, variable, aliases in keras_optimizer.optimizer_variables(
+                optimizer, named, self.name
+            )
+        }
+
+    def bind(self, staged: Staged) -> None:
+        if self._build_on and not self._optimizer.built:
+            keras_optimizer.build(self._optimizer, self._build_on)
+        variables = self._variables(self._optimizer)
+        for name in self._asked:
+            self._assigned.assign(variables[name][0], staged[name], name)
+
+    def undo(self) -> None:
+        self._assigned.undo()

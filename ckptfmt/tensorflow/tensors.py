@@ -1,0 +1,280 @@
+"""One tensor or variable: its dtype in the format, its bytes on the host, and the way back.
+
+Reads share memory with TensorFlow where it allows that; nothing is ever converted by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ckptfmt.engine.adapter import TensorSource
+from ckptfmt.errors import UnsupportedError, UsageError
+
+# DLPack shares memory. It must see these only: asked for a tf.string tensor, TensorFlow 2.21 aborts
+# the process instead of raising.
+_SHARED = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+_COPIED = frozenset(
+    [
+        "int2",
+        "uint2",
+        "int4",
+        "uint4",
+        "float4_e2m1fn",
+        "float8_e5m2",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e4m3b11fnuz",
+        "float8_e5m2fnuz",
+    ]
+)
+_EXTENSION = {name: np.dtype(getattr(ml_dtypes, name)) for name in [*_COPIED, "bfloat16"]}
+_BYTES = "bytes"
+
+FULL_NAME = "tf.full_name"
+ALIASES = "tf.aliases"
+
+_COMPOSITE: Mapping[type, str] = {
+    tf.RaggedTensor: "save its flat_values and row_splits",
+    tf.SparseTensor: "save its indices, values and dense_shape",
+    tf.IndexedSlices: "save its indices and values",
+    tf.TensorArray: "save its stack()",
+}
+
+
+def is_variable(obj: object) -> bool:
+    return isinstance(obj, (tf.Variable, keras.Variable))
+
+
+def is_tensor(obj: object) -> bool:
+    """True for all that looks like a tensor, the kinds that `source` refuses included."""
+    return is_variable(obj) or isinstance(obj, (tf.Tensor, *_COMPOSITE))
+
+
+def raw_variable(variable: Any, name: str) -> Any:
+    """The tf.Variable of a Keras variable; a tf.Variable is itself.
+
+    Raises:
+        UsageError: A Keras variable has no storage yet, or lives in a stateless scope.
+    """
+    if not isinstance(variable, keras.Variable):
+        return variable
+    raw = getattr(variable, "_value", None)
+    if raw is None:
+        raise UsageError(
+            "a Keras variable has no value yet",
+            reason="uninitialized",
+            where=name,
+            do="build the model first, outside of a stateless scope",
+        )
+    if not isinstance(raw, tf.Variable):
+        raise UsageError(
+            "a Keras variable of another backend cannot be carried",
+            reason="backend",
+            where=name,
+            expected="the TensorFlow backend of Keras",
+            found=type(raw).__name__,
+            do="set KERAS_BACKEND=tensorflow, or save its value as an array",
+        )
+    return raw
+
+
+def identity_of(variable: Any) -> int:
+    """Equal for two Python objects that are one variable."""
+    raw = getattr(variable, "_value", None) if isinstance(variable, keras.Variable) else None
+    return id(variable if raw is None else raw)
+
+
+def full_name_of(variable: Any) -> str:
+    """What the framework calls a variable: a Keras path, or a name without its `:0`."""
+    if isinstance(variable, keras.Variable):
+        return str(variable.path)
+    return str(variable.name).removesuffix(":0")
+
+
+def dtype_name(dtype: tf.DType, name: str) -> str:
+    """Name in the format of a TensorFlow dtype.
+
+    Raises:
+        UsageError: NumPy and ml_dtypes have no such dtype (quantized, resource, variant).
+    """
+    text = str(dtype.base_dtype.name)
+    if text in _SHARED or text in _EXTENSION:
+        return text
+    if text == "string":
+        return _BYTES
+    raise UsageError(
+        "a tensor of this dtype cannot be carried",
+        reason="dtype",
+        where=name,
+        found=f"dtype {text}",
+        do="tf.bitcast a quantized tensor to its integers; other kinds have no bytes of their own",
+    )
+
+
+def tensor_dtype(name: str) -> tf.DType | None:
+    """The TensorFlow dtype of a format dtype, or None where there is none."""
+    if name in (_BYTES, "string"):
+        return tf.string
+    if name in _SHARED or name in _EXTENSION:
+        return tf.as_dtype(name)
+    return None
+
+
+def _refuse_special(obj: Any, name: str) -> None:
+    for kind, cure in _COMPOSITE.items():
+        if isinstance(obj, kind):
+            raise UsageError(
+                f"a {kind.__name__} cannot be saved yet", reason="composite", where=name, do=cure
+            )
+    if isinstance(obj, tf.distribute.DistributedValues) and (
+        getattr(obj, "synchronization", None) == tf.VariableSynchronization.ON_READ
+    ):
+        raise UsageError(
+            "a variable that is synchronized on read cannot be saved yet",
+            reason="distributed",
+            where=name,
+            do="create it with synchronization=tf.VariableSynchronization.ON_WRITE",
+        )
+    if not tf.executing_eagerly():
+        raise UsageError(
+            "a tensor has no value while a tf.function is traced",
+            reason="graph",
+            where=name,
+            do="save outside of tf.function",
+        )
+
+
+def read(variable: Any) -> tf.Tensor:
+    """The value of now: later assignments do not reach it (TensorFlow copies on write)."""
+    return tf.convert_to_tensor(variable.read_value())
+
+
+def host_array(tensor: Any) -> NDArray[Any]:
+    """The values of an eager tensor as a C-order array, sharing its memory where possible."""
+    name = str(tensor.dtype.name)
+    on_host = tensor.dtype != tf.string and "CPU" in tensor.backing_device
+    if name in _SHARED and on_host:
+        shared: NDArray[Any] = np.from_dlpack(tensor)
+        return shared
+    if name == "bfloat16" and on_host:
+        shared = np.from_dlpack(tf.bitcast(tensor, tf.uint16))
+        return shared.view(_EXTENSION[name])
+    values = tensor.numpy()
+    if name != "string":
+        return np.ascontiguousarray(values).reshape(tuple(tensor.shape))
+    # A scalar comes as bytes, which np.asarray would turn into a fixed-width array.
+    made = np.empty(tuple(tensor.shape), object)
+    made[...] = values
+    return made
+
+
+def source_of(obj: Any, name: str) -> TensorSource:
+    """A tensor leaf at save. Only a variable, or the same tensor object, can be tied.
+
+    Raises:
+        UsageError: The tensor cannot be carried; it names the leaf.
+    """
+    _refuse_special(obj, name)
+    if is_variable(obj):
+        raw = raw_variable(obj, name)
+        _refuse_special(raw, name)
+        shape = tuple(raw.shape) if raw.shape.is_fully_defined() else tuple(read(raw).shape)
+        attributes: dict[str, object] = {FULL_NAME: full_name_of(obj)}
+        fetch = lambda: host_array(read(raw))  # noqa: E731
+    else:
+        if not hasattr(obj, "numpy"):
+            raise UsageError(
+                "a symbolic tensor has no value", reason="graph", where=name, do="save a variable"
+            )
+        raw, shape, attributes = obj, tuple(obj.shape), {}
+        fetch = lambda: host_array(raw)  # noqa: E731
+    return TensorSource(
+        dtype=dtype_name(raw.dtype, name),
+        shape=shape,
+        fetch=fetch,
+        identity=_tie(raw, shape),
+        attributes=attributes,
+        keep=raw,
+    )
+
+
+def _tie(raw: Any, shape: tuple[int, ...]) -> Hashable | None:
+    return None if 0 in shape else ("tensorflow", id(raw))
+
+
+def make_tensor(array: NDArray[Any], name: str = "") -> tf.Tensor:
+    """A tensor with these values, in memory of its own.
+
+    Raises:
+        UnsupportedError: TensorFlow has no such dtype.
+    """
+    text = "string" if array.dtype.kind in "OT" else array.dtype.name
+    dtype = tensor_dtype(text)
+    if dtype is None:
+        raise UnsupportedError(
+            "TensorFlow has no such dtype",
+            reason="dtype",
+            where=name,
+            found=f"dtype {text}",
+            do="read it as NumPy: ckptfmt.load, or names= to leave it out",
+        )
+    if dtype == tf.string:
+        return tf.constant(_as_bytes(array), dtype, shape=array.shape)
+    return tf.constant(array, dtype)
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:
+    made = np.empty(array.shape, object)
+    flat = array.reshape(-1).tolist()
+    made.reshape(-1)[:] = [item.encode() if isinstance(item, str) else item for item in flat]
+    return made
+
+
+def make_like(like: Any, array: NDArray[Any]) -> object:
+    """A new tensor or variable of `like`'s kind, on its device."""
+    if is_variable(like):
+        raw = raw_variable(like, "")
+        with tf.device(raw.device):
+            if isinstance(like, keras.Variable):
+                return keras.Variable(
+                    make_tensor(array), trainable=like.trainable, dtype=like.dtype, name=like.name
+                )
+            return tf.Variable(
+                make_tensor(array), trainable=raw.trainable, name=full_name_of(raw).split("/")[-1]
+            )
+    with tf.device(like.device):
+        return tf.identity(make_tensor(array))
+
+
+def expected_shape(variable: Any, stored: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape a variable asks for: where it leaves dimensions open, those that are stored."""
+    shape = variable.shape
+    if shape.is_fully_defined():
+        return tuple(shape)
+    if stored is not None and shape.is_compatible_with(stored):
+        return stored
+    return tuple(read(variable).shape)

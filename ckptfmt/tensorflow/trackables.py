@@ -1,0 +1,104 @@
+"""Children of TensorFlow's own objects: modules, trackables, lists and dicts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ckptfmt.errors import UsageError
+from ckptfmt.format import join_name
+from ckptfmt.tensorflow.survey import Edge, Keys, name_of
+from ckptfmt.tensorflow.tensors import is_variable
+
+Trackable = tf.__internal__.tracking.Trackable
+
+# What a Trackable overrides when it has state that is not in variables below it.
+_OWN_FORMAT = ("_serialize_to_tensors", "_gather_saveables_for_checkpoint")
+_KERAS = (
+    keras.layers.Layer,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    keras.random.SeedGenerator,
+)
+
+
+def is_keras(obj: object) -> bool:
+    return isinstance(obj, _KERAS)
+
+
+def is_container(obj: object) -> bool:
+    return isinstance(obj, (list, tuple, Mapping))
+
+
+def has_own_format(obj: object) -> bool:
+    """True for iterators, mutable tables and others whose state TensorFlow serializes specially."""
+    if not isinstance(obj, Trackable) or is_variable(obj) or is_keras(obj):
+        return False
+    return any(
+        getattr(type(obj), method, None) is not getattr(Trackable, method, None)
+        for method in _OWN_FORMAT
+    )
+
+
+def is_stateful(obj: object) -> bool:
+    """True for what can hold variables, and for what has state that is refused by name.
+
+    Data sets, functions and constant tables are built by code and have no state: False.
+    """
+    if is_keras(obj) or has_own_format(obj):
+        return True
+    if isinstance(obj, (tf.data.Dataset, tf.types.experimental.GenericFunction)):
+        return False
+    return isinstance(obj, (tf.Module, tf.__internal__.tracking.AutoTrackable)) or (
+        isinstance(obj, Trackable) and is_container(obj)
+    )
+
+
+def refuse_own_format(obj: object, where: str) -> None:
+    if has_own_format(obj):
+        raise UsageError(
+            "an object whose state is not in variables cannot be saved yet",
+            reason="stateful",
+            where=where,
+            found=type(obj).__name__,
+            do="leave it out of the tree; for an input pipeline save the step and skip to it",
+        )
+
+
+def trackable_children(obj: Any, where: str) -> list[Edge]:
+    """Edges of a tf.Module, a tf.train.Checkpoint, a generator, any other Trackable."""
+    refuse_own_format(obj, where)
+    if isinstance(obj, tf.random.Generator):
+        return [Edge(("state",), obj.state)]
+    edges: list[Edge] = []
+    for name, child in tf.train.TrackableView.children(obj).items():
+        edges.extend(expand((name,), child, where))
+    return edges
+
+
+def expand(keys: Keys, value: Any, where: str, above: tuple[int, ...] = ()) -> Iterator[Edge]:
+    """Edges to the variables and objects in a value: itself, or the items of containers."""
+    if is_container(value):
+        if id(value) in above:
+            return
+        above = (*above, id(value))
+        if isinstance(value, Mapping):
+            items = list(value.items())
+        elif hasattr(value, "_fields"):
+            items = list(zip(value._fields, value))
+        else:
+            items = [(str(position), item) for position, item in enumerate(value)]
+        for key, item in items:
+            yield from expand((*keys, key), item, where, above)
+    elif isinstance(value, keras.optimizers.Optimizer):
+        raise UsageError(
+            "an optimizer inside of a module cannot be saved from there",
+            reason="optimizer",
+            where=join_name(where, name_of(keys, where)),
+            do='put it into the tree beside its model: {"model": model, "optimizer": optimizer}',
+        )
+    elif is_variable(value) or is_stateful(value):
+        yield Edge(keys, value)
