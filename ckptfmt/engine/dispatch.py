@@ -1,0 +1,232 @@
+"""What an object of a tree is: by its exact type, then its framework's adapter, then duck typing.
+
+A framework is told by the root modules of the type's MRO, so that `class Net(nn.Module)` of any
+module is torch's. Adapters are imported when the first object of theirs is met.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.engine.adapter import Adapter, Captured, ObjectKind, TensorSource
+from ckptfmt.engine.registered import BY_NAME, BY_TYPE, packed
+from ckptfmt.engine.rng import generator_state, is_generator
+from ckptfmt.errors import MissingExtraError, UsageError
+from ckptfmt.format import Dtype, dtype_of, pack_array, parse_array
+
+ADAPTERS: dict[str, tuple[str, str]] = {
+    "torch": ("ckptfmt.torch:ADAPTER", "torch"),
+    "ckptfmt.torch": ("ckptfmt.torch:ADAPTER", "torch"),
+    "tensorflow": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
+    "keras": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
+    "ckptfmt.tensorflow": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
+}
+"""Root module of a type -> ("module:attribute", extra). Entry points of the group below add rows."""
+ENTRY_POINTS = "ckptfmt.adapters"
+
+_TAG_ROOTS = {"tf": "tensorflow"}
+"""Tags of a framework that does not write its module's name."""
+_ARRAY_LIKE = frozenset({"jax", "jaxlib", "tensorstore", "h5py", "zarr", "ckptfmt"})
+"""Roots whose arrays are taken by `np.asarray`. A list, not a rule: a pandas Series has `dtype`,
+`shape` and `__array__` too, and would lose its labels."""
+_ARRAYS = frozenset({np.ndarray, np.memmap})
+
+_adapters_by_type: dict[type, Adapter | None] = {}
+_adapters_by_root: dict[str, Adapter] = {}
+_entry_points_read = False
+
+
+def adapter_of(obj: object) -> Adapter | None:
+    """The adapter of an object's framework, or None."""
+    kind = type(obj)
+    try:
+        return _adapters_by_type[kind]
+    except KeyError:
+        made = _adapters_by_type[kind] = _find_adapter(kind)
+        return made
+
+
+def _find_adapter(kind: type) -> Adapter | None:
+    for cls in kind.__mro__:
+        root = _root(cls)
+        if root in ADAPTERS:
+            return load_adapter(root)
+    if all(_root(cls) in ("builtins", "numpy", "collections", "random") for cls in kind.__mro__):
+        return None
+    if _read_entry_points():
+        return _find_adapter(kind)
+    return None
+
+
+def _root(cls: type) -> str:
+    module = cls.__module__ or ""
+    first, _, rest = module.partition(".")
+    return f"ckptfmt.{rest.partition('.')[0]}" if first == "ckptfmt" else first
+
+
+def _read_entry_points() -> bool:
+    """Add the rows that installed packages bring; True if there was a new one."""
+    global _entry_points_read  # once per process: the list costs milliseconds
+    if _entry_points_read:
+        return False
+    _entry_points_read = True
+    new = {
+        point.name: (point.value, point.name)
+        for point in metadata.entry_points(group=ENTRY_POINTS)
+        if point.name not in ADAPTERS
+    }
+    ADAPTERS.update(new)
+    return bool(new)
+
+
+def load_adapter(root: str) -> Adapter:
+    """The adapter of a root module, imported if it was not yet.
+
+    Raises:
+        MissingExtraError: What it needs is not installed.
+    """
+    made = _adapters_by_root.get(root)
+    if made is None:
+        where, extra = ADAPTERS[root]
+        module, _, attribute = where.partition(":")
+        try:
+            made = getattr(importlib.import_module(module), attribute)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the adapter for {root} cannot be imported",
+                reason=extra,
+                found=str(error),
+                do=f'pip install "ckptfmt[{extra}]"',
+            ) from error
+        _adapters_by_root[root] = made
+    return made
+
+
+def object_kind(obj: object) -> ObjectKind:
+    """What an object that is no container is; "value" also for what a value may hold."""
+    kind = type(obj)
+    if kind in _ARRAYS or kind is TensorSource:
+        return "tensor"
+    if isinstance(obj, np.ndarray):
+        raise UsageError(
+            "a subclass of numpy.ndarray would come back as numpy.ndarray",
+            reason="tree-object",
+            found=kind.__qualname__,
+            do="save np.asarray(x) (and a mask beside it)",
+        )
+    if kind in BY_TYPE:
+        return "value"
+    adapter = adapter_of(obj)
+    if adapter is not None:
+        found = adapter.kind(obj)
+        if found != "unknown":
+            return found
+    if is_generator(obj) or is_stateful(obj):
+        return "stateful"
+    return "tensor" if _is_array_like(obj) else "unknown"
+
+
+def _is_array_like(obj: object) -> bool:
+    kind = type(obj)
+    return any(cls.__module__.partition(".")[0] in _ARRAY_LIKE for cls in kind.__mro__) and all(
+        hasattr(kind, name) for name in ("__array__", "dtype", "shape")
+    )
+
+
+def is_stateful(obj: object) -> bool:
+    """Objects that give and take their state themselves."""
+    kind = type(obj)
+    return not isinstance(obj, type) and (
+        (callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"))
+        or (callable(getattr(kind, "get_state", None)) and hasattr(kind, "set_state"))
+    )
+
+
+def capture(obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:
+    """The state of a stateful object."""
+    adapter = adapter_of(obj)
+    if adapter is not None and adapter.kind(obj) == "stateful":
+        return adapter.capture(obj, name, peers)
+    if is_generator(obj):
+        return Captured(generator_state(obj))
+    if callable(getattr(obj, "state_dict", None)):
+        return Captured(obj.state_dict())
+    return Captured(obj.get_state())
+
+
+def array_source(array: NDArray[Any]) -> TensorSource:
+    """The source of a NumPy array. Ties are of one memory, shape, strides and dtype."""
+    dtype = array.dtype
+    if dtype.isnative:
+        fetch = partial(np.asarray, array, order="C")
+    else:
+        fetch = partial(_native, array)
+    identity = None
+    if array.size:
+        # An array that owns its memory ties with itself; only a view needs its address, and
+        # asking for it takes ten times as long as all the rest.
+        address = array.__array_interface__["data"][0]
+        identity = (address, array.shape, array.strides, dtype)
+    if dtype.kind == "O":
+        found = dtype_of(array)
+        attributes = {"numpy.object": True} if found.name == "string" else {}
+        return TensorSource(found.name, array.shape, fetch, identity, attributes, array)
+    return TensorSource(dtype_of(dtype).name, array.shape, fetch, identity, {}, array)
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    return parse_array(pack_array(array), dtype_of(array), array.shape)
+
+
+def tensor_source(obj: Any, name: str) -> TensorSource:
+    """The source of any tensor; UsageError has the name in `where`."""
+    if isinstance(obj, TensorSource):
+        return obj
+    if isinstance(obj, np.ndarray):
+        return array_source(obj)
+    adapter = adapter_of(obj)
+    if adapter is not None and adapter.kind(obj) == "tensor":
+        return adapter.source(obj, name)
+    dtype = obj.dtype if isinstance(obj.dtype, Dtype) else dtype_of(np.dtype(obj.dtype))
+    shape = tuple(map(int, obj.shape))
+    return TensorSource(
+        dtype.name, shape, partial(np.asarray, obj, order="C"), ("id", id(obj)), {}, obj
+    )
+
+
+class _Extend:
+    """Values of registered types and of frameworks, for `pack_value` and `parse_value`."""
+
+    def pack(self, obj: object) -> tuple[str, object] | None:
+        entry = BY_TYPE.get(type(obj))
+        if entry is not None:
+            return "type", [entry.name, packed(entry, obj)]
+        adapter = adapter_of(obj)
+        if adapter is None or adapter.kind(obj) != "value":
+            return None
+        return adapter.pack_value(obj)
+
+    def unpack(self, tag: str, payload: Any) -> object:
+        if tag == "type":
+            entry = BY_NAME.get(payload[0])
+            return NotImplemented if entry is None else entry.unpack(payload[1])
+        root = tag.partition(".")[0]
+        root = _TAG_ROOTS.get(root, root)
+        if root not in ADAPTERS or importlib.util.find_spec(root) is None:
+            return NotImplemented
+        try:
+            adapter = load_adapter(root)
+        except MissingExtraError:
+            return NotImplemented
+        return adapter.unpack_value(tag, payload)
+
+
+EXTEND = _Extend()

@@ -1,0 +1,361 @@
+"""A tree of state to named leaves, and back: names, order and kinds survive exactly.
+
+`flatten` touches no tensor's bytes; it refuses what cannot come back, with its path, before anything
+is written. `ADAPTERS` is the table of frameworks. Spec: 03-names.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ckptfmt.engine.adapter import TensorSource
+from ckptfmt.engine.dispatch import (
+    ADAPTERS,
+    EXTEND,
+    adapter_of,
+    array_source,
+    capture,
+    is_stateful,
+    object_kind,
+    tensor_source,
+)
+from ckptfmt.engine.registered import BY_TYPE, Registered, packed, register_type
+from ckptfmt.engine.unflatten import ABSENT, unflatten
+from ckptfmt.engine.walk import (
+    MAPPINGS,
+    NO_TENSORS,
+    SCALARS,
+    TREE_DEPTH_MAX,
+    Visit,
+    children_of,
+    find_peers,
+    holds_tensor,
+    is_sequence,
+    refuse,
+    too_deep,
+    walk,
+)
+from ckptfmt.errors import UsageError
+from ckptfmt.format import (
+    VALUE_NBYTES_MAX,
+    escape_key,
+    factory_name,
+    join_name,
+    namedtuple_parts,
+    pack_value,
+)
+
+__all__ = [
+    "ABSENT",
+    "ADAPTERS",
+    "EXTEND",
+    "FlatTree",
+    "Visit",
+    "adapter_of",
+    "capture",
+    "find_peers",
+    "flatten",
+    "is_stateful",
+    "object_kind",
+    "register_type",
+    "tensor_source",
+    "unflatten",
+    "walk",
+]
+
+LEAF_TENSOR, LEAF_VALUE, LEAF_PACKED = 0, 1, 2
+_NIL = pack_value(None)
+
+
+@dataclass(slots=True)
+class FlatTree:
+    """A tree as columns. Leaves and containers stand in depth-first order.
+
+    Attributes:
+        names: Of the leaves.
+        kinds: 0 tensor, 1 value, 2 a value stored as a tensor of its packed bytes.
+        rows: Tensor or value that each leaf is.
+        values: Packed.
+        tensors: Numbered by first use; tied leaves share one.
+        containers: (name, kind, packed argument) of every inner node that is not a plain dict.
+        attributes: Dotted key -> (leaf, packed value), leaves ascending.
+        container_attributes: The same for positions in `containers`.
+    """
+
+    names: list[str] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    tensors: list[TensorSource] = field(default_factory=list)
+    containers: list[tuple[str, str, bytes]] = field(default_factory=list)
+    attributes: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    container_attributes: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+
+
+def flatten(tree: object) -> FlatTree:
+    """Turn a tree into named leaves; equal trees give equal columns.
+
+    Raises:
+        UsageError: Something would not come back as it is, or the tree contains itself. `where` is
+            its path.
+    Spec: 03-names §3.1 to §3.4.
+    """
+    flattener = _Flattener(tree)
+    flattener.node(tree, "", 0)
+    flattener.finish()
+    return flattener.flat
+
+
+class _Flattener:
+    """Walks a tree once. Its columns grow in depth-first order."""
+
+    __slots__ = ("_active", "_by_identity", "_keep", "_marks", "_memo", "_peers", "_root", "flat")
+
+    def __init__(self, root: object) -> None:
+        self.flat = FlatTree()
+        self._root = root
+        self._peers: dict[int, list[tuple[str, object]]] | None = None
+        self._by_identity: dict[object, int] = {}
+        self._memo: dict[int, bool] = {}
+        self._active: set[int] = set()
+        self._keep: list[object] = []
+        self._marks: dict[str, Mapping[str, object]] = {}
+
+    def node(self, obj: object, name: str, depth: int) -> None:
+        """Any object: the slow way; `_mapping` short-cuts arrays and scalars."""
+        kind = type(obj)
+        if kind is np.ndarray:
+            self._tensor(obj, name)
+        elif kind in NO_TENSORS or isinstance(obj, np.generic):
+            self._value(obj, name)
+        elif kind in BY_TYPE:
+            self._registered(obj, BY_TYPE[kind], name, depth)
+        elif isinstance(obj, dict) and kind in MAPPINGS:
+            self._mapping(obj, name, depth)
+        elif isinstance(obj, list | tuple) and is_sequence(obj):
+            self._sequence(obj, name, depth)
+        else:
+            self._object(obj, name, depth)
+
+    def _object(self, obj: object, name: str, depth: int) -> None:
+        try:
+            found = object_kind(obj)
+        except UsageError as error:
+            refuse(error, name)
+        if found == "tensor":
+            self._tensor(obj, name)
+        elif found == "stateful":
+            self._stateful(obj, name, depth)
+        else:
+            self._value(obj, name)  # which refuses what is no value either
+
+    # -- leaves
+
+    def _leaf(self, name: str, kind: int, row: int) -> None:
+        flat = self.flat
+        flat.names.append(name)
+        flat.kinds.append(kind)
+        flat.rows.append(row)
+
+    def _value(self, obj: object, name: str) -> None:
+        try:
+            data = pack_value(obj, EXTEND)
+        except UsageError as error:
+            refuse(error, name)
+        if len(data) <= VALUE_NBYTES_MAX:
+            self.flat.values.append(data)
+            self._leaf(name, LEAF_VALUE, len(self.flat.values) - 1)
+            return
+        raw = np.frombuffer(data, np.uint8)
+        self.flat.tensors.append(TensorSource("uint8", raw.shape, partial(np.asarray, raw)))
+        self._leaf(name, LEAF_PACKED, len(self.flat.tensors) - 1)
+
+    def _tensor(self, obj: Any, name: str) -> None:
+        try:
+            source = array_source(obj) if type(obj) is np.ndarray else tensor_source(obj, name)
+        except UsageError as error:
+            refuse(error, name)
+        tensors = self.flat.tensors
+        row = len(tensors)
+        identity = source.identity
+        if identity is not None:
+            # An identity holds an address: the tree, or `source.keep`, keeps the memory alive.
+            row = self._by_identity.setdefault(identity, row)
+        if row == len(tensors):
+            tensors.append(source)
+        if source.attributes:
+            self._attributes(self.flat.attributes, len(self.flat.names), source.attributes, name)
+        self._leaf(name, LEAF_TENSOR, row)
+
+    # -- containers
+
+    def _enter(self, obj: object, name: str, depth: int) -> None:
+        if depth >= TREE_DEPTH_MAX or id(obj) in self._active:
+            try:
+                too_deep()
+            except UsageError as error:
+                refuse(error, name)
+        self._active.add(id(obj))
+
+    def _mapping(self, obj: dict[Any, Any], name: str, depth: int, kind: str = "") -> None:
+        if not obj:
+            self._value(obj, name)
+            return
+        self._enter(obj, name, depth)
+        if not kind:
+            self._container_of(obj, name)
+        prefix = f"{name}/" if name else ""
+        parts: set[str] = set()
+        for key, item in obj.items():
+            if type(key) is str and key and key.isascii() and "/" not in key and "~" not in key:
+                child = prefix + key
+            else:
+                child = prefix + self._part(key, name, parts)
+            of = type(item)
+            if of is np.ndarray:
+                self._tensor(item, child)
+            elif of in SCALARS:
+                self._value(item, child)
+            else:
+                self.node(item, child, depth + 1)
+        self._active.discard(id(obj))
+
+    def _part(self, key: object, name: str, parts: set[str]) -> str:
+        try:
+            part = escape_key(key)
+            if type(key) is not str:
+                if part in parts:
+                    raise UsageError(
+                        "two keys of a dict have one name", reason="key", found=ascii(key)[:80]
+                    )
+                parts.add(part)
+        except UsageError as error:
+            refuse(error, name)
+        return part
+
+    def _sequence(self, obj: list[Any] | tuple[Any, ...], name: str, depth: int) -> None:
+        try:
+            found = holds_tensor(obj, self._memo)
+        except UsageError as error:
+            refuse(error, name)
+        if not found:
+            self._value(obj, name)
+            return
+        self._enter(obj, name, depth)
+        self._container_of(obj, name)
+        prefix = f"{name}/" if name else ""
+        for position, item in enumerate(obj):
+            self.node(item, f"{prefix}{position}", depth + 1)
+        self._active.discard(id(obj))
+
+    def _container_of(self, obj: object, name: str) -> None:
+        try:
+            kind, argument = container_row(obj)
+        except UsageError as error:
+            refuse(error, name)
+        if kind != "dict" or name in self._marks:
+            data = _NIL if argument is None else pack_value(argument)
+            self.flat.containers.append((name, kind, data))
+
+    def _registered(self, obj: object, entry: Registered, name: str, depth: int) -> None:
+        try:
+            plain = packed(entry, obj)
+            if not holds_tensor(plain, self._memo):
+                self._value(obj, name)
+                return
+            self._keep.append(plain)
+            if children_of(plain) is None or type(plain) in BY_TYPE:
+                raise UsageError(
+                    "a registered type with tensors must pack itself into a dict, list or tuple",
+                    reason="register-type",
+                    found=type(plain).__qualname__,
+                    do=f"let pack of {entry.name!r} return a dict",
+                )
+            kind, argument = container_row(plain)
+        except UsageError as error:
+            refuse(error, name)
+        self._enter(obj, name, depth)
+        row = pack_value([entry.name, kind, argument])
+        self.flat.containers.append((name, "type", row))
+        if isinstance(plain, dict):
+            self._mapping(plain, name, depth, "type")
+        else:
+            prefix = f"{name}/" if name else ""
+            for position, item in enumerate(plain):
+                self.node(item, f"{prefix}{position}", depth + 1)
+        self._active.discard(id(obj))
+
+    def _stateful(self, obj: object, name: str, depth: int) -> None:
+        self._enter(obj, name, depth)
+        if self._peers is None:
+            self._peers = find_peers(self._root)
+        peers = self._peers.get(id(adapter_of(obj)), [])
+        try:
+            captured = capture(obj, name, peers)
+        except UsageError as error:
+            refuse(error, name)
+        self._keep.append(captured)
+        for below, attributes in captured.attributes.items():
+            self._marks[join_name(name, below) if below else name] = attributes
+        self.node(captured.tree, name, depth + 1)
+        self._active.discard(id(obj))
+
+    # -- attributes
+
+    def _attributes(
+        self,
+        table: dict[str, list[tuple[int, bytes]]],
+        row: int,
+        attributes: Mapping[str, object],
+        name: str,
+    ) -> None:
+        for key, item in attributes.items():
+            try:
+                data = pack_value(item, EXTEND)
+            except UsageError as error:
+                refuse(error, join_name(name, key))
+            table.setdefault(key, []).append((row, data))
+
+    def finish(self) -> None:
+        """Place the attributes of captured objects, which are given by name."""
+        flat = self.flat
+        if not self._marks:
+            return
+        leaves = {name: row for row, name in enumerate(flat.names) if name in self._marks}
+        containers = {row[0]: at for at, row in enumerate(flat.containers)}
+        for name, attributes in self._marks.items():
+            if name in leaves:
+                self._attributes(flat.attributes, leaves[name], attributes, name)
+            elif name in containers:
+                self._attributes(flat.container_attributes, containers[name], attributes, name)
+            elif attributes:
+                raise UsageError(
+                    "an object within a nested value cannot be kept as it is",
+                    reason="tree-attribute",
+                    where=name,
+                    found=", ".join(sorted(attributes)),
+                    do="move it out of the list, or convert it to plain data",
+                )
+        for table in (flat.attributes, flat.container_attributes):
+            for key, rows in table.items():
+                table[key] = sorted(dict(rows).items())
+
+
+def container_row(obj: object) -> tuple[str, object]:
+    """Kind and argument of a container that holds something (spec 03 §3.3)."""
+    kind = type(obj)
+    if kind is list:
+        return "list", None
+    if kind is tuple:
+        return "tuple", None
+    if isinstance(obj, collections.defaultdict):
+        return "defaultdict", factory_name(obj.default_factory)
+    if kind is collections.OrderedDict:
+        return "odict", None
+    return ("dict", None) if kind is dict else ("namedtuple", list(namedtuple_parts(obj)))
