@@ -28,6 +28,7 @@ from ckptfmt.format.datafile import (
 from ckptfmt.format.digest import DIGEST_NBYTES, digest
 from ckptfmt.format.dtypes import (
     Dtype,
+    dtype_named,
     dtype_of,
     numpy_dtype,
     pack_array,
@@ -85,10 +86,16 @@ from ckptfmt.format.tree_section import (
     pack_tree,
     parse_tree,
 )
+from ckptfmt.format.value_kinds import (
+    factory_name,
+    factory_of,
+    is_namedtuple,
+    namedtuple_class,
+    namedtuple_parts,
+)
 from ckptfmt.format.values import pack_value, parse_value
 
 __all__ = [
-    "dtype_named",
     "ABOUT",
     "ALIGN_NBYTES",
     "BLOCK_NBYTES",
@@ -131,15 +138,21 @@ __all__ = [
     "decode",
     "decode_chunk",
     "digest",
+    "dtype_named",
     "dtype_of",
     "empty_tree",
     "encode",
     "encode_chunk",
     "escape_key",
+    "factory_name",
+    "factory_of",
     "finish_file",
     "gaps",
     "index_key",
+    "is_namedtuple",
     "join_name",
+    "namedtuple_class",
+    "namedtuple_parts",
     "numpy_dtype",
     "pack_array",
     "pack_footer",
