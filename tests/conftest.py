@@ -10,7 +10,6 @@ import pytest
 
 # Read by the frameworks when they are first imported, in this process and in those it starts.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 # Under `make test` a red run means that the change is wrong, not that a die fell otherwise: the
 # same examples every time. HYPOTHESIS_PROFILE=explore draws new ones, and more; what it finds is
