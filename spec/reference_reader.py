@@ -253,6 +253,16 @@ def unpack_bits(payload: bytes, bits: int, count: int) -> bytes:
     return bytes(made)
 
 
+def unpack_payload(payload: bytes, name: str, bits: int, count: int) -> Any:
+    """A region's elements: bytes, one an element under 8 bits (4.2), or a list (4.3)."""
+    if bits == 0:
+        return split_strings(payload, count, name)
+    expected = (count * bits + 7) // 8
+    need(len(payload) >= expected, "corrupt-truncated", name)
+    need(len(payload) <= expected, "corrupt-trailing-bytes", name)
+    return unpack_bits(payload, bits, count) if bits < 8 else payload
+
+
 def split_strings(payload: bytes, count: int, name: str) -> list[Any]:
     """4.3."""
     need(len(payload) >= 8 * (count + 1), "corrupt-strings", "shorter than its offsets")
@@ -455,9 +465,11 @@ def make_namedtuple(name: Any, fields: Any, values: list[Any]) -> Any:
     good = good and len(fields) <= 1000 and all(type(f) is str for f in fields)
     need(good, "corrupt-value", "namedtuple")
     try:
-        return namedtuple(name, fields)(*values)  # type: ignore[misc]
+        made = namedtuple(name, fields, rename=True)  # type: ignore[misc]
     except (ValueError, TypeError):
         refuse("corrupt-value", "namedtuple")
+    need(list(made._fields) == fields, "corrupt-value", "fields of a namedtuple")
+    return made(*values)
 
 
 # -- 7. the index ---------------------------------------------------------------------------------
@@ -515,7 +527,7 @@ def parse_header(data: bytes) -> tuple[str, int, bytes, list[tuple[int, int, int
     need(code in DIGESTS, "unsupported-digest", code)
     algorithm, size = DIGESTS[code]
     found = digest_of(data[:256], algorithm)
-    need(padded_digest(data[256:288], size) == found, "corrupt-header-digest")
+    need(data[256:288] == found.ljust(32, b"\0"), "corrupt-header-digest")
     need(not any(zeros), "corrupt-padding", "header")
     rows = []
     for position in range(4):
@@ -566,6 +578,9 @@ def parse_about(data: bytes, algorithm: str, size: int) -> dict[str, Any]:
     need(good, "corrupt-section-entry", "$.about.step")
     good = type(parent) is list and [type(x) for x in parent] == [str, bytes]
     need(parent is None or good, "corrupt-section-entry", "$.about.parent")
+    for total in ("nbytes", "tensors"):
+        good = type(table.get(total, 0)) is int and 0 <= table.get(total, 0) < 1 << 63
+        need(good, "corrupt-section-entry", f"$.about.{total}")
     metrics = entry(table, "metrics", dict, "$.about").values()
     need(all(type(m) in (int, float) for m in metrics), "corrupt-section-entry", "$.about.metrics")
     name = table["name"]
@@ -783,6 +798,7 @@ def build_tree(index: Index, leaf: Any) -> Any:
     if [name for name, _, _ in index.leaves] == [""]:
         need(not index.containers, "corrupt-structure", "a container without a leaf")
         return leaf(*index.leaves[0][1:])
+    need("" not in {name for name, _, _ in index.leaves}, "corrupt-structure", "root and leaves")
     root = _Node()
     nodes: list[tuple[_Node | None, str, _Node]] = [(None, "", root)]
     for name, kind, row in index.leaves:
@@ -818,10 +834,12 @@ def build_container(kind: str, argument: Any, children: dict[str, Any]) -> Any:
         return Tagged("type", [argument[0], build_container(argument[1], argument[2], children)])
     if kind in ("list", "tuple", "namedtuple"):
         positions = [str(i) for i in range(len(children))]
-        need(set(children) == set(positions), "corrupt-structure", f"positions of a {kind}")
+        need(list(children) == positions, "corrupt-structure", f"positions of a {kind}")
         items = [children[position] for position in positions]
         if kind == "namedtuple":
-            need(type(argument) is list and len(argument) == 2, "corrupt-value", "namedtuple")
+            good = type(argument) is list and len(argument) == 2 and type(argument[1]) is list
+            need(good, "corrupt-value", "namedtuple")
+            need(len(argument[1]) == len(items), "corrupt-structure", "fields of a namedtuple")
             return make_namedtuple(argument[0], argument[1], items)
         need(argument is None, "corrupt-value", kind)
         return items if kind == "list" else tuple(items)
@@ -869,18 +887,16 @@ def parse_data_file(data: bytes, *, read_chunks: bool = True) -> DataFile:
     raw = data[at : at + length]
     need(digest_of(raw, algorithm) == table_digest, "corrupt-table-digest")
     file = parse_table(raw, table_digest.hex(), algorithm, size, at)
-    position = 64
-    for region in file.regions:
-        for chunk in region["chunks"]:
-            first, stop = chunk["offset"], chunk["offset"] + chunk["stored"]
-            need(first >= position and stop <= at, "corrupt-chunk-range", f"[{first}, {stop})")
-            need(not any(data[position:first]), "corrupt-padding", f"[{position}, {first})")
-            position = stop
-            if read_chunks:
-                pipeline = file.pipelines[chunk["codec"]]
-                check_stored(data[first:stop], chunk, pipeline, algorithm)
-    need(not any(data[position:at]), "corrupt-padding", "before the table")
-    need(not any(data[at + length : end]), "corrupt-padding", "behind the table")
+    chunks = [chunk for region in file.regions for chunk in region["chunks"]]
+    ends = [64, *(chunk["offset"] + chunk["stored"] for chunk in chunks)]
+    starts = [*(chunk["offset"] for chunk in chunks), at]
+    good = all(stop <= start for stop, start in zip(ends, starts))
+    need(good, "corrupt-chunk-range", "chunks overlap, descend or leave the file")
+    for stop, start in [*zip(ends, starts), (at + length, end)]:
+        need(not any(data[stop:start]), "corrupt-padding", f"[{stop}, {start})")
+    for chunk in chunks if read_chunks else ():
+        stored = data[chunk["offset"] : chunk["offset"] + chunk["stored"]]
+        check_stored(stored, chunk, file.pipelines[chunk["codec"]], algorithm)
     return file
 
 
@@ -947,7 +963,7 @@ def parse_table(data: bytes, file_id: str, algorithm: str, size: int, at: int) -
                 "origin": origin,
                 "extent": extent,
                 "chunks": mine,
-            }  # fmt: skip
+            }
         )
     return DataFile(file_id, algorithm, salt, at, len(data), regions, pipelines)
 
@@ -984,7 +1000,7 @@ class Checkpoint:
     def __init__(self, store: Store, name: str, generation: int, data: bytes) -> None:
         self.store, self.name, self.generation = store, name, generation
         self.index = parse_index(data)
-        need(self.index.about["name"] == name, "corrupt-name", f"{name} is named otherwise")
+        need(self.index.about["name"] == name, "corrupt-index-name", f"{name} is named otherwise")
         self._tensors: dict[int, Tensor] = {}
         self.tree_without_data()
 
@@ -1019,19 +1035,18 @@ class Checkpoint:
         for region in row.regions:
             payload = b"".join(self._chunk(chunk) for chunk in region.chunks)
             count = math.prod(region.extent)
+            elements = unpack_payload(payload, row.dtype, row.bits, count)
             if row.bits == 0:
-                made.items = split_strings(payload, count, row.dtype)
+                made.items = elements
                 return made
-            if row.bits < 8:
-                payload = unpack_bits(payload, row.bits, count)
-            place(whole, payload, made.itemsize, row.shape, region)
+            place(whole, elements, made.itemsize, row.shape, region)
         made.data = bytes(whole)
         return made
 
     def _chunk(self, chunk: Chunk) -> bytes:
         file_id, nbytes = self.index.files[chunk.file]
         data = self.store.data_file(file_id)
-        need(len(data) == nbytes, "corrupt-file-size", f"data/{file_id}")
+        need(len(data) >= nbytes, "corrupt-short-file", f"data/{file_id}")
         stored = data[chunk.offset : chunk.offset + chunk.stored]
         pipeline = self.index.pipelines[chunk.codec]
         return check_stored(stored, vars(chunk), pipeline, self.index.algorithm)
@@ -1114,7 +1129,9 @@ class Store:
     def data_file(self, file_id: str) -> bytes:
         need(re.fullmatch(r"[0-9a-f]{32}([0-9a-f]{32})?", file_id), "corrupt-file-id", file_id)
         if file_id not in self._data:
-            self._data[file_id] = read_regular(self.path / "data" / file_id)
+            path = self.path / "data" / file_id
+            need(os.path.lexists(path), "corrupt-missing-file", path)
+            self._data[file_id] = read_regular(path)
         return self._data[file_id]
 
     def verify_data_files(self) -> int:
@@ -1176,6 +1193,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(item) for item in value]
     pairs = [[plain(key), plain(item)] for key, item in value.items()]
+    if isinstance(value, Counter):
+        return {"counter": pairs}
     if isinstance(value, defaultdict):
         factory = value.default_factory
         return {"defaultdict": [factory and factory.__name__, pairs]}
