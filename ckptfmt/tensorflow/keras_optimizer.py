@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ckptfmt.errors import CkptWarning, UsageError
 from ckptfmt.format import parse_key, split_name
@@ -248,8 +250,9 @@ def built_copy(optimizer: Any, variables: Sequence[Any]) -> Any:
         The optimizer itself, built, where its configuration cannot make another one.
     """
     try:
-        made = type(optimizer).from_config(optimizer.get_config())
-        made.build(list(variables))
+        with _scope(optimizer):
+            made = type(optimizer).from_config(optimizer.get_config())
+            made.build(list(variables))
     except Exception:  # the caller's own code, which may raise anything
         build(optimizer, variables)
         return optimizer
@@ -258,7 +261,17 @@ def built_copy(optimizer: Any, variables: Sequence[Any]) -> Any:
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
     """Make the slots, as the first step would: at their initial values."""
-    optimizer.build(list(variables))
+    with _scope(optimizer):
+        optimizer.build(list(variables))
+
+
+def _scope(optimizer: Any) -> AbstractContextManager[Any]:
+    """The distribution strategy that the optimizer was made under: its slots must be too."""
+    strategy = getattr(optimizer, "_distribution_strategy", None)
+    if strategy is None or strategy is tf.distribute.get_strategy():
+        return nullcontext()
+    scope: AbstractContextManager[Any] = strategy.scope()
+    return scope
 
 
 def names_of_owners(stored: Iterable[str], name: str) -> set[str]:

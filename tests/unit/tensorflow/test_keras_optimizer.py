@@ -1,0 +1,252 @@
+"""Keras optimizers: state goes by the names of variables, and fresh optimizers are built first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from ckptfmt import CkptWarning, UsageError
+from ckptfmt.tensorflow import ADAPTER
+
+Save = Callable[[dict[str, Any]], Any]
+
+OPTIMIZERS = [
+    name
+    for name, cls in sorted(vars(keras.optimizers).items())
+    if isinstance(cls, type)
+    and issubclass(cls, keras.optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+]
+
+
+def make_model(width: int = 3) -> Any:
+    return keras.Sequential([keras.Input((4,)), layers.Dense(width, name="in"), layers.Dense(3)])
+
+
+def train(model: Any, optimizer: Any, seed: int = 0) -> None:
+    """One step, by hand."""
+    x = np.random.default_rng(seed).normal(size=(8, 4)).astype("float32")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    variables = [v.value for v in model.trainable_variables]
+    optimizer.apply(tape.gradient(loss, variables), model.trainable_variables)
+
+
+def same(left: Any, right: Any) -> bool:
+    pairs = zip(left.variables, right.variables, strict=True)
+    return all(np.array_equal(a.numpy(), b.numpy()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("more", [{}, {"use_ema": True, "gradient_accumulation_steps": 2}])
+def test_every_optimizer_resumes_bit_for_bit_from_a_fresh_one(
+    saved: Save, name: str, more: dict[str, Any]
+) -> None:
+    model, other = make_model(40), make_model(40)
+    optimizer = getattr(keras.optimizers, name)(learning_rate=0.01, **more)
+    for seed in range(3):
+        train(model, optimizer, seed)
+    store = saved({"model": model, "optimizer": optimizer})
+    state = {n for n in store.leaves if n.startswith("optimizer/")}
+    assert len(state) == len(optimizer.variables)
+    assert {"optimizer/iterations", "optimizer/learning_rate"} <= state
+    fresh = getattr(keras.optimizers, name)(learning_rate=0.5, **more)
+    assert store.restore({"model": other, "optimizer": fresh}).problems == []
+    assert same(model, other)
+    assert same(optimizer, fresh)
+    train(model, optimizer, 9)
+    train(other, fresh, 9)
+    assert same(model, other)
+    assert same(optimizer, fresh)
+
+
+def test_state_is_named_by_the_models_names_for_its_variables(saved: Save) -> None:
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    train(model, optimizer)
+    names = list(saved({"nets": model, "opt": optimizer}).leaves)
+    assert names[4:] == [
+        *("opt/iterations", "opt/learning_rate"),
+        *(
+            f"opt/state/{layer}/{variable}/{slot}"
+            for layer in ("in", "dense")
+            for variable in ("kernel", "bias")
+            for slot in ("momentum", "velocity")
+        ),
+    ]
+
+
+def test_an_unbuilt_optimizer_saves_its_step_and_stays_unbuilt(saved: Save) -> None:
+    model, optimizer, fresh = make_model(), keras.optimizers.Adam(0.1), keras.optimizers.Adam()
+    store = saved({"model": model, "opt": optimizer})
+    assert [n for n in store.leaves if n.startswith("opt")] == [
+        *("opt/iterations", "opt/learning_rate")
+    ]
+    assert store.restore({"model": make_model(), "opt": fresh}).problems == []
+    assert not fresh.built
+    assert float(fresh.learning_rate) == pytest.approx(0.1)
+
+
+def test_comparing_leaves_an_unbuilt_optimizer_unbuilt(saved: Save) -> None:
+    model, optimizer, fresh = make_model(), keras.optimizers.Adam(), keras.optimizers.Adam()
+    train(model, optimizer)
+    store = saved({"model": model, "opt": optimizer})
+    answers = store.restore({"model": make_model(5), "opt": fresh})
+    assert "shape model/in/kernel: (4, 5) (4, 3)" in answers.problems
+    assert "shape opt/state/in/kernel/momentum: (4, 5) (4, 3)" in answers.problems
+    assert not fresh.built
+    assert len(fresh.variables) == 2
+
+
+def test_another_kind_of_optimizer_is_a_mismatch(saved: Save) -> None:
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    train(model, optimizer)
+    store = saved({"model": model, "opt": optimizer})
+    answers = store.restore({"model": make_model(), "opt": keras.optimizers.SGD(momentum=0.9)})
+    assert answers.problems == []
+    assert "opt/state/in/kernel/velocity" in answers.unexpected
+    sgd = keras.optimizers.SGD(momentum=0.9)
+    train(model, sgd)
+    answers = saved({"model": model, "opt": sgd}).restore(
+        {"model": make_model(), "opt": keras.optimizers.Adam()}
+    )
+    assert "missing opt/state/in/kernel/velocity" in answers.problems
+
+
+def test_equal_layers_that_changed_places_keep_their_own_moments(saved: Save) -> None:
+    def make(order: list[str]) -> Any:
+        start = x = keras.Input((4,))
+        for name in order:
+            x = layers.Dense(4, name=name)(x)
+        return keras.Model(start, x)
+
+    model, optimizer = make(["left", "right"]), keras.optimizers.Adam()
+    train(model, optimizer)
+    other, fresh = make(["right", "left"]), keras.optimizers.Adam()
+    store = saved({"model": model, "opt": optimizer})
+    assert store.restore({"model": other, "opt": fresh}).problems == []
+    back = saved({"model": other, "opt": fresh})
+    for name in store.leaves:
+        assert np.array_equal(store.arrays[name], back.arrays[name]), name
+
+
+def test_one_optimizer_over_two_models_names_them_in_full(saved: Save) -> None:
+    def make() -> dict[str, Any]:
+        return {"G": make_model(), "D": make_model(), "opt": keras.optimizers.Adam()}
+
+    first, second = make(), make()
+    both = first["G"].trainable_variables + first["D"].trainable_variables
+    first["opt"].build(both)
+    first["opt"].apply([tf.ones(v.shape) for v in both], both)
+    store = saved(first)
+    assert {"opt/state/G/in/kernel/momentum", "opt/state/D/dense/bias/velocity"} <= set(
+        store.leaves
+    )
+    assert store.restore(second).problems == []
+    assert len(second["opt"].variables) == len(first["opt"].variables)
+    again = saved(second)
+    assert all(np.array_equal(store.arrays[n], again.arrays[n]) for n in store.leaves)
+
+
+def test_an_optimizer_of_a_module_goes_by_its_attribute_paths(saved: Save) -> None:
+    def make() -> dict[str, Any]:
+        module = tf.Module()
+        module.w, module.b = tf.Variable([1.0, 2.0], name="w"), tf.Variable([3.0])
+        module.also = module.b
+        return {"m": module, "opt": keras.optimizers.SGD(0.1, momentum=0.9)}
+
+    first, second = make(), make()
+    pair = [first["m"].w, first["m"].b]
+    first["opt"].apply([tf.constant([1.0, 2.0]), tf.constant([3.0])], pair)
+    store = saved(first)
+    assert {"opt/state/w/momentum", "opt/state/b/momentum"} <= set(store.leaves)
+    assert store.leaves["opt/state/b/momentum"].attributes["tf.aliases"] == ["state/also/momentum"]
+    assert store.restore(second).problems == []
+    again = saved(second)
+    assert all(np.array_equal(store.arrays[n], again.arrays[n]) for n in store.leaves)
+
+
+def test_an_optimizer_alone_goes_by_position_and_says_so(saved: Save) -> None:
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    train(model, optimizer)
+    with pytest.warns(CkptWarning, match="opt: the optimizer's variables are not in the tree"):
+        store = saved({"opt": optimizer})
+    assert "opt/state/3/velocity" in store.leaves
+    other = keras.optimizers.Adam()
+    other.build(make_model().trainable_variables)
+    assert store.restore({"opt": other}).problems == []
+    assert same(optimizer, other)
+
+
+def test_an_optimizer_with_only_some_of_its_variables_in_the_tree_is_refused() -> None:
+    model, other, optimizer = make_model(), make_model(), keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables + other.trainable_variables)
+    peers = [("model", model), ("opt", optimizer)]
+    with pytest.raises(UsageError, match=r"no model in the tree has: opt: found 4 of 8"):
+        ADAPTER.capture(optimizer, "opt", peers)
+
+
+def test_an_unbuilt_optimizer_without_a_built_model_asks_for_one(saved: Save) -> None:
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    train(model, optimizer)
+    fresh = keras.optimizers.Adam()
+    answers = saved({"opt": optimizer, "model": model}).restore({"opt": fresh})
+    assert len(answers.problems) == 1
+    assert "put the model into the tree, and build it first" in answers.problems[0]
+    assert not fresh.built
+
+
+def test_a_loss_scale_optimizer_brings_its_inner_one(saved: Save) -> None:
+    model, other = make_model(), make_model()
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    train(model, optimizer)
+    store = saved({"model": model, "opt": optimizer})
+    assert "opt/inner_optimizer/state/in/kernel/velocity" in store.leaves
+    fresh = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    assert store.restore({"model": other, "opt": fresh}).problems == []
+    assert same(optimizer, fresh)
+
+
+def test_a_learning_rate_schedule_is_configuration(saved: Save) -> None:
+    def make() -> Any:
+        schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+        return keras.optimizers.Adam(schedule)
+
+    model, optimizer, fresh = make_model(), make(), make()
+    train(model, optimizer)
+    store = saved({"model": model, "opt": optimizer})
+    assert "opt/learning_rate" not in store.leaves
+    assert store.restore({"model": make_model(), "opt": fresh}).problems == []
+    assert same(optimizer, fresh)
+
+
+def test_frozen_layers_have_no_state_and_thawing_one_is_missing(saved: Save) -> None:
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    model.get_layer("in").trainable = False
+    train(model, optimizer)
+    store = saved({"model": model, "opt": optimizer})
+    assert not any(n.startswith("opt/state/in/") for n in store.leaves)
+    answers = store.restore({"model": make_model(), "opt": keras.optimizers.Adam()})
+    assert "missing opt/state/in/kernel/momentum" in answers.problems
+
+
+def test_an_optimizer_can_be_undone(saved: Save) -> None:
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    train(model, optimizer)
+    store = saved({"model": model, "opt": optimizer})
+    for seed in range(2):
+        train(model, optimizer, seed)
+    before = [v.numpy() for v in optimizer.variables]
+    tree = {"model": model, "opt": optimizer}
+    target = ADAPTER.target(optimizer, "opt", list(tree.items()))
+    answers = type(store.restore({"model": make_model(7)}))(store.leaves)
+    target.compare(answers)
+    target.bind(store.arrays)
+    assert int(optimizer.iterations) == 1
+    target.undo()
+    assert all(np.array_equal(a, v.numpy()) for a, v in zip(before, optimizer.variables))
