@@ -297,7 +297,7 @@ class FsspecBackend(Backend):
         fs, path = self._locate(key)
         try:
             fs.rm_file(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return
         except Exception as error:
             raise remote_failures.from_driver(error, key, writing=True) from error

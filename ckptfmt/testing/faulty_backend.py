@@ -31,8 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckptfmt.errors import StorageError, UsageError
-from ckptfmt.storage import Backend, Buffer, Capabilities, Entry, Writer
-from ckptfmt.storage.memory import MemoryBackend
+from ckptfmt.storage import Backend, Buffer, Capabilities, Entry, Writer, open_backend
 from ckptfmt.testing.power import PowerModel
 from ckptfmt.types import Key
 
@@ -159,8 +158,10 @@ class FaultyBackend(Backend):
         if self._late is not None:
             self._late.settle()
 
-    def power_cut(self, seed: int | None = None) -> MemoryBackend:
-        """What is on the medium if the power fails now; this backend goes on unchanged.
+    def power_cut(self, seed: int | None = None) -> Backend:
+        """What is on the medium if the power fails now, as a new store in memory.
+
+        This backend goes on unchanged.
 
         Args:
             seed: None: all that was not synced is lost (its files are empty where only the name
@@ -175,7 +176,7 @@ class FaultyBackend(Backend):
         with self._lock:
             survivors = self._power.survivors(rng)
         options = {"late_key": self.inner.capabilities.late_key}
-        medium = MemoryBackend(storage_options=options)
+        medium = open_backend("memory://", storage_options=options)
         for key, content in survivors.items():
             medium.put(Key(key), content)
         return medium
@@ -302,7 +303,7 @@ class _Late:
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
-        self._shadow = MemoryBackend()
+        self._shadow = open_backend("memory://")
         self._deleted: set[str] = set()
         self._pending: deque[tuple[str, Callable[[], None]]] = deque()
 
