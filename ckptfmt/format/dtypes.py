@@ -207,9 +207,9 @@ def _dtype_of_objects(array: Array) -> Dtype:
     kinds = set(map(type, array.ravel().tolist()))
     if kinds == {str}:
         return Dtype(STRING, 0)
-    if kinds == {bytes}:
+    if kinds <= {bytes}:  # an empty one comes back as it is: `bytes` loads as objects
         return Dtype(BYTES, 0)
-    found = ", ".join(sorted(kind.__name__ for kind in kinds)[:5]) or "nothing"
+    found = ", ".join(sorted(kind.__name__ for kind in kinds)[:5])
     raise UsageError(
         "an object array cannot be saved unless it holds only str or only bytes",
         reason="dtype",

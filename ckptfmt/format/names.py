@@ -110,8 +110,10 @@ def parse_key(part: str) -> object:
         CorruptError: No key has this part.
     Spec: 03-names §3.2.
     """
+    if not part or "/" in part:
+        _bad_part(part)
     if "~" not in part:
-        return part or _bad_part(part)
+        return part
     if part.startswith("~3"):
         try:
             key = _parse_text(_unescape(part[2:]), 0)
