@@ -1,0 +1,166 @@
+"""`ckptfmt convert SRC DST`: a checkpoint from a file of another format."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ckptfmt.cli.exit_codes import OK, PARTIAL
+from ckptfmt.cli.json_form import json_value
+from ckptfmt.cli.output import Output
+from ckptfmt.cli.table import Column, Table
+from ckptfmt.cli.text import escape, format_count, format_nbytes, format_shape
+
+if TYPE_CHECKING:
+    from ckptfmt.foreign import ForeignTree
+
+DESCRIPTION = """\
+Carry a file or folder of another format into a store: every tensor bit for
+bit, or an error and nothing written. Values are streamed, then compared
+with the source once more. A folder of shards is read as its *.index.json
+says. Nothing in the file is ever run."""
+EPILOG = """\
+examples:
+  ckptfmt convert model.safetensors runs/base
+  ckptfmt convert model/ runs/base --name llama --if-exists replace
+  ckptfmt convert model.safetensors --list      what would be carried
+  ckptfmt convert --list                        the formats that can be read
+
+exit codes: 0 all carried, 3 a tensor of the source was left out (it is listed)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("src", metavar="SRC", nargs="?", help="file or folder")
+    parser.add_argument("dst", metavar="DST", nargs="?", help="store: directory or URL")
+    parser.add_argument(
+        "--from", dest="source_format", metavar="FORMAT", help="instead of finding it out"
+    )
+    parser.add_argument("--list", action="store_true", help="list what would be carried; no DST")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="save it as this step")
+    which.add_argument("--name", metavar="NAME", help="save it under this name (default: main)")
+    parser.add_argument(
+        "--if-exists", choices=("error", "replace", "keep"), help="where the name is taken"
+    )
+    parser.add_argument("--codec", default="raw", metavar="CODEC", help="raw (default) or zstd")
+    parser.add_argument(
+        "--digest", default="xxh3-128", choices=("xxh3-128", "sha256"), help="sha256 to be signed"
+    )
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    from ckptfmt.errors import UsageError
+
+    if args.list:
+        if args.dst is not None:
+            raise UsageError("--list takes no DST", reason="arguments", found=args.dst)
+        return _list_formats(out) if args.src is None else _list_content(args, out)
+    if args.src is None or args.dst is None:
+        raise UsageError(
+            "SRC and DST are needed", reason="arguments", do='see "ckptfmt convert --help"'
+        )
+    return _convert(args, out)
+
+
+def _convert(args: argparse.Namespace, out: Output) -> int:
+    from ckptfmt.cli.where import store_for_writing
+    from ckptfmt.foreign import convert
+
+    store, at = store_for_writing(args.dst, args.storage_options, step=args.step, name=args.name)
+    with out.progress("convert") as progress:
+        report = convert(
+            args.src,
+            store,
+            source_format=args.source_format,
+            **at,
+            if_exists=args.if_exists,
+            codec=args.codec,
+            digest=args.digest,
+            progress=progress,
+        )
+    assert report.info is not None
+    document = {
+        "command": "convert",
+        "source": args.src,
+        "format": report.format,
+        "checkpoint": json_value(report.info),
+        "loaded": list(report.loaded),
+        "renamed": dict(report.renamed),
+        "skipped": dict(report.skipped),
+        "nbytes": report.nbytes,
+    }
+    size = f"{format_count(len(report.loaded), 'tensor')}, {format_nbytes(report.nbytes)}"
+    shown = [
+        f"{escape(args.src)} ({report.format}) -> {escape(store.url)}@{report.info.name}",
+        f"  {size}, digests checked against the source",
+    ]
+    if report.renamed:
+        shown.append(
+            f"  {format_count(len(report.renamed), 'name')} escaped (/ and ~ within a key)"
+        )
+    out.result(document, *shown)
+    for name, reason in report.skipped.items():
+        out.note(f"not carried: {name}: {reason}")
+    return PARTIAL if any(not r.startswith("file ") for r in report.skipped.values()) else OK
+
+
+def _list_formats(out: Output) -> int:
+    from ckptfmt.foreign import IMPORTERS, importer_names
+
+    table = Table([Column("FORMAT"), Column("SUFFIXES"), Column("NEEDS")])
+    formats = []
+    for name in importer_names():
+        row = IMPORTERS.get(name)
+        suffixes, extra = (list(row.suffixes), row.extra) if row is not None else ([], "")
+        table.add(name, ", ".join(suffixes), f'pip install "ckptfmt[{extra}]"' if extra else "")
+        formats.append({"format": name, "suffixes": suffixes, "extra": extra})
+    out.result({"command": "convert", "formats": formats}, table)
+    return OK
+
+
+def _list_content(args: argparse.Namespace, out: Output) -> int:
+    from ckptfmt.foreign import read_foreign
+
+    tree = read_foreign(args.src, source_format=args.source_format)
+    document = {
+        "command": "convert",
+        "source": args.src,
+        "format": tree.format,
+        "metadata": json_value(tree.metadata),
+        "tensors": [
+            {
+                "name": t.name,
+                "foreign_name": t.foreign_name,
+                "dtype": t.dtype,
+                "shape": list(t.shape),
+                "nbytes": t.nbytes,
+            }
+            for t in tree.tensors.values()
+        ],
+        "skipped": {**tree.skipped, **tree.ignored},
+        "nbytes": tree.nbytes,
+    }
+    out.result(
+        document,
+        _tensor_table(tree),
+        "",
+        f"{format_count(len(tree.tensors), 'tensor')}, {format_nbytes(tree.nbytes)}",
+    )
+    for name, reason in {**tree.skipped, **tree.ignored}.items():
+        out.note(f"not carried: {name}: {reason}")
+    return OK
+
+
+def _tensor_table(tree: ForeignTree) -> Table:
+    table = Table(
+        [
+            Column("NAME", shrink_to=20),
+            Column("DTYPE", shrink_to=7),
+            Column("SHAPE", shrink_to=10),
+            Column("SIZE", right=True),
+        ]
+    )
+    for tensor in tree.tensors.values():
+        size = format_nbytes(tensor.nbytes)
+        table.add(tensor.name, tensor.dtype, format_shape(tensor.shape), size)
+    return table

@@ -1,0 +1,110 @@
+"""Which foreign formats there are. A row here, or an entry point `ckptfmt.converters`, adds one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import NamedTuple
+
+from ckptfmt.errors import MissingExtraError, NotFoundError, UnsupportedError, UsageError
+from ckptfmt.foreign.base import ForeignTree, Importer
+from ckptfmt.types import StrPath
+
+
+class ImporterRow(NamedTuple):
+    """Where an importer is, the extra that it needs ("" for none), and the usual suffixes."""
+
+    target: str
+    extra: str
+    suffixes: tuple[str, ...]
+
+
+IMPORTERS: dict[str, ImporterRow] = {
+    "safetensors": ImporterRow(
+        "ckptfmt.foreign.safetensors:SafetensorsImporter",
+        "",
+        (".safetensors", ".safetensors.index.json"),
+    ),
+}
+
+ENTRY_POINTS = "ckptfmt.converters"
+
+
+def importer_names() -> list[str]:
+    """All formats that can be imported: our own first."""
+    return [*IMPORTERS, *sorted(set(_plugins()) - set(IMPORTERS))]
+
+
+def _plugins() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+
+
+def get_importer(name: str) -> Importer:
+    """The importer of a format.
+
+    Raises:
+        UsageError: No such format; MissingExtraError: its dependency is not installed.
+    """
+    row = IMPORTERS.get(name)
+    target = row.target if row is not None else _plugins().get(name)
+    if target is None:
+        raise UsageError(
+            "no such foreign format",
+            reason="foreign-format",
+            found=repr(name),
+            expected=f"one of {', '.join(importer_names())}",
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        extra = row.extra if row is not None else ""
+        raise MissingExtraError(
+            f"the importer of {name} cannot be loaded",
+            reason="importer",
+            found=str(error),
+            do=f'pip install "ckptfmt[{extra}]"' if extra else "install what it needs",
+        ) from error
+    made = found()
+    if not isinstance(made, Importer):
+        raise UsageError(
+            "an entry point is not an importer",
+            reason="importer",
+            where=target,
+            expected="Importer",
+        )
+    return made
+
+
+def detect_format(path: str) -> str | None:
+    """The format of a file or folder, by its content; formats with a matching suffix come first."""
+    lower = path.lower()
+    names = sorted(
+        importer_names(),
+        key=lambda name: not (name in IMPORTERS and lower.endswith(IMPORTERS[name].suffixes)),
+    )
+    return next((name for name in names if get_importer(name).detect(path)), None)
+
+
+def find_importer(path: str, source_format: str | None) -> tuple[str, Importer]:
+    """The importer for a path: the named one, else the one that recognises it."""
+    if not os.path.lexists(path):
+        raise NotFoundError("no such file or folder", reason="file", where=path)
+    name = source_format or detect_format(path)
+    if name is None:
+        raise UnsupportedError(
+            "no importer recognises this",
+            reason="foreign-format",
+            where=path,
+            expected=f"one of {', '.join(importer_names())}",
+            do="name the format (--from, source_format=)",
+        )
+    return name, get_importer(name)
+
+
+def read_foreign(path: StrPath, *, source_format: str | None = None) -> ForeignTree:
+    """The tree of a foreign file or folder, its values unread."""
+    _, importer = find_importer(os.fspath(path), source_format)
+    return importer.read(os.fspath(path))
