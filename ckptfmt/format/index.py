@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import zstandard
 
-from ckptfmt.errors import CorruptError, UnsupportedError
+from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
 from ckptfmt.format.codecs import decode
 from ckptfmt.format.columns import corrupt, get_list, get_map, get_scalar, pack_map, parse_map
 from ckptfmt.format.digest import ALGORITHM_CODES, DIGEST_NBYTES, algorithm_name, digest
@@ -26,6 +26,7 @@ from ckptfmt.format.limits import (
     SECTION_RATIO_NBYTES,
     SECTIONS_NBYTES_MAX,
 )
+from ckptfmt.format.names import check_checkpoint_name, step_of
 from ckptfmt.format.placement import (
     FilesSection,
     PlacementSection,
@@ -261,7 +262,7 @@ def parse_about(data: bytes | memoryview, algorithm: str) -> About:
     if len(tree_digest) != DIGEST_NBYTES[algorithm] or len(txn) != 16:
         corrupt("digest or txn of a wrong length", "section-entry", where)
     return About(
-        name=get_scalar(table, "name", str, where),
+        name=_parse_name(get_scalar(table, "name", str, where), step),
         step=step,
         created=get_scalar(table, "created", str, where),
         txn=txn,
@@ -275,6 +276,17 @@ def parse_about(data: bytes | memoryview, algorithm: str) -> About:
         nbytes=_parse_total(table, "nbytes"),
         tensors=_parse_total(table, "tensors"),
     )
+
+
+def _parse_name(name: str, step: int | None) -> str:
+    """A name that no key can have would be joined to paths; one of another step would be chosen."""
+    try:
+        check_checkpoint_name(name)
+    except UsageError as error:
+        corrupt("checkpoint name", "name", "$.about.name", error.expected, ascii(name)[:200])
+    if step_of(name) not in (None, step):
+        corrupt("name and step disagree", "name", "$.about.name", f"of step {step}", repr(name))
+    return name
 
 
 def _parse_total(table: Mapping[str, Any], key: str) -> int:
@@ -372,4 +384,6 @@ def pack_notes(about: About, commit_id: bytes) -> bytes:
     none = np.zeros(0, np.uint8)
     files = FilesSection([], none)
     placement = PlacementSection(none, none, none, none, None, ((),))
-    return pack_index(about, files, placement, pack_tree(empty_tree()), commit_id)
+    tree = pack_tree(empty_tree())
+    about = replace(about, tree_digest=digest(tree, about.algorithm))
+    return pack_index(about, files, placement, tree, commit_id)
