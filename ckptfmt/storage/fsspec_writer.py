@@ -5,15 +5,19 @@ Memory is bounded where writes come in order; what comes early waits. Spec: 02-s
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from abc import abstractmethod
 from contextlib import suppress
 from typing import Any
 
+from ckptfmt.errors import StorageError
 from ckptfmt.storage import failures, remote_failures
 from ckptfmt.storage.base import Buffer, Writer
 from ckptfmt.types import Key
+
+_log = logging.getLogger("ckptfmt.storage")
 
 # Up to here an object is one put; above, it is uploaded in parts of this size (S3 allows 10,000).
 _PART_NBYTES = 32 << 20
@@ -91,8 +95,11 @@ class _OrderedWriter(Writer):
                 return
             self._state = "aborted"
             self._early.clear()
-            with suppress(Exception):
+            try:
                 self._discard()
+            except Exception as error:
+                # Whoever aborts has an error of his own to tell; what stays is litter.
+                _log.warning("an upload could not be withdrawn: %s: %s", self._key, error)
 
 
 class UploadWriter(_OrderedWriter):
@@ -153,7 +160,13 @@ class RenamingWriter(_OrderedWriter):
     def _send(self, data: memoryview) -> None:
         done = self._file.write(bytes(data))
         if done is not None and done != data.nbytes:
-            raise OSError(f"wrote {done} of {data.nbytes} bytes")
+            raise StorageError(
+                "the driver wrote less than it was given",
+                reason="io",
+                where=self._key,
+                expected=f"{data.nbytes} bytes",
+                found=f"{done} bytes",
+            )
 
     def _complete(self) -> None:
         self._file.close()

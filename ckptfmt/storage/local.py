@@ -16,31 +16,19 @@ import sys
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from ckptfmt.errors import CheckpointError, CorruptError, UsageError
 from ckptfmt.storage import exclusive, failures, syscalls
 from ckptfmt.storage.base import Backend, Buffer, Capabilities, Entry, Writer
+from ckptfmt.storage.folders import Folders
 from ckptfmt.storage.keys import check_key, check_prefix, is_key
 from ckptfmt.types import Key, StrPath
 
 # Reserving space for small objects costs a call and helps nobody.
 _PREALLOCATE_NBYTES_MIN = 1 << 20
-# A directory may be removed by a delete between its making and its use; more often than this, it
-# is not a race.
-_TRIES = 16
-
-# Directories above a store that got a subdirectory from this process, by whatever backend, and were
-# not synced since: a power cut loses that name, and everything below it.
-_unsynced: set[str] = set()
-_unsynced_lock = threading.Lock()
-# Held while those are synced, so that nobody believes a name durable that another thread is about
-# to make durable.
-_syncing_lock = threading.Lock()
-
-_T = TypeVar("_T")
 
 
 class LocalBackend(Backend):
@@ -69,7 +57,7 @@ class LocalBackend(Backend):
             )
         self._root = os.path.abspath(_path_of(url))
         self._read_only = read_only
-        self._parent_synced = False
+        self._folders = Folders(self._root)
         self._network: tuple[bool, float | None] | None = None
         self.url = self._root
 
@@ -266,7 +254,7 @@ class LocalBackend(Backend):
                 finally:
                     os.close(fd)
                 method = exclusive.probe_method(os.path.dirname(temporary)) or "link"
-                won = self._with_directory(
+                won = self._folders.with_parent(
                     target, lambda: exclusive.place(method, temporary, target)
                 )
             finally:
@@ -276,7 +264,7 @@ class LocalBackend(Backend):
             raise self._commit_error(error, key, target) from error
         if won and durable:
             try:
-                self._sync_names({os.path.dirname(target)})
+                self._folders.sync({os.path.dirname(target)})
             except OSError as error:
                 raise failures.from_write_error(error, key, outcome_unknown=True) from error
         return won
@@ -300,14 +288,8 @@ class LocalBackend(Backend):
             if os.path.isdir(path) and not os.path.islink(path):
                 return  # a directory is no object
             raise failures.from_os_error(error, key) from error
-        # parts/<txn>/ goes with its last object; data/, checkpoints/ and the like stay.
-        folder = os.path.dirname(path)
-        while os.path.dirname(folder).startswith(self._root + os.sep):
-            try:
-                os.rmdir(folder)
-            except OSError:
-                return
-            folder = os.path.dirname(folder)
+        # parts/<txn>/ goes with its last object.
+        self._folders.remove_empty(os.path.dirname(path))
 
     def sync(self, keys: Iterable[Key]) -> None:
         folders: set[str] = set()
@@ -324,41 +306,9 @@ class LocalBackend(Backend):
                 os.close(fd)
             folders.add(os.path.dirname(self._path(key)))
         try:
-            self._sync_names(folders)
+            self._folders.sync(folders)
         except OSError as error:
             raise failures.from_os_error(error, self._root) from error
-
-    def _sync_names(self, folders: set[str]) -> None:
-        """Sync directories, deepest first, up to the store, and parents this process added to."""
-        wanted: set[str] = set()
-        for folder in folders:
-            while folder != self._root:
-                wanted.add(folder)
-                folder = os.path.dirname(folder)
-        wanted.add(self._root)
-        for path in sorted(wanted, key=len, reverse=True):
-            with suppress(FileNotFoundError):  # removed since: nothing in it is lost
-                syscalls.sync_directory(path)
-        with _syncing_lock:
-            for path in self._noted_above():
-                with _unsynced_lock:
-                    _unsynced.discard(path)  # before: what is made meanwhile notes it again
-                try:
-                    syscalls.sync_directory(path)
-                except BaseException:
-                    with _unsynced_lock:
-                        _unsynced.add(path)
-                    raise
-        if not self._parent_synced:
-            # An earlier process may have made the store and died before it synced its name.
-            with suppress(OSError):
-                syscalls.sync_directory(os.path.dirname(self._root))
-            self._parent_synced = True
-
-    def _noted_above(self) -> Sequence[str]:
-        """Directories above the store in which this process made one that leads to it."""
-        with _unsynced_lock:
-            return [path for path in _unsynced if _is_inside(self._root, path)]
 
     # Paths
 
@@ -371,41 +321,14 @@ class LocalBackend(Backend):
 
     def _create_file(self, path: str) -> int:
         def attempt() -> int:
-            try:
+            with suppress(FileExistsError):
                 return os.open(path, syscalls.CREATE_FLAGS, 0o666)
-            except FileExistsError:
-                # Left by somebody who died, under a name that the caller has chosen: a file in
-                # tmp/ is nobody's promise. Never truncated in place: it may be linked.
-                os.unlink(path)
-                raise FileNotFoundError(errno.ENOENT, "taken again", path) from None
+            # Left by somebody who died, under a name that the caller has chosen: a file in tmp/ is
+            # nobody's promise. Never truncated in place: it may be linked.
+            os.unlink(path)
+            return os.open(path, syscalls.CREATE_FLAGS, 0o666)
 
-        return self._with_directory(path, attempt)
-
-    def _with_directory(self, path: str, call: Callable[[], _T]) -> _T:
-        """Do `call`; if the directory of `path` is missing, make it and do `call` again."""
-        for _ in range(_TRIES):
-            try:
-                return call()
-            except FileNotFoundError:
-                self._make_directory(os.path.dirname(path))
-        return call()
-
-    def _make_directory(self, path: str) -> None:
-        missing: list[str] = []
-        while not os.path.isdir(path):
-            missing.append(path)
-            parent = os.path.dirname(path)
-            if parent == path:
-                break
-            path = parent
-        for folder in reversed(missing):
-            with suppress(FileExistsError, FileNotFoundError):
-                # Noted first: a name that is made and not noted would never be synced.
-                parent = os.path.dirname(folder)
-                if _is_inside(self._root, parent) and parent != self._root:
-                    with _unsynced_lock:
-                        _unsynced.add(parent)
-                os.mkdir(folder)
+        return self._folders.with_parent(path, attempt)
 
 
 class _LocalWriter(Writer):
@@ -447,7 +370,7 @@ class _LocalWriter(Writer):
                 syscalls.sync_fd(self._fd)
             self._close()
             if target != self._path:
-                self._backend._with_directory(target, lambda: os.replace(self._path, target))
+                self._backend._folders.with_parent(target, lambda: os.replace(self._path, target))
         except OSError as error:
             raise failures.from_write_error(error, final) from error
         self._state = "finished"
@@ -496,10 +419,6 @@ def _path_of(url: StrPath) -> str:
     if rest.startswith("//"):
         rest = rest[2 + len(parts.netloc) :]
     return urllib.request.url2pathname(rest)
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _kind(mode: int) -> str:

@@ -6,6 +6,7 @@ found out is taken for absent. Remote speed is not this module's aim. Spec: 02-s
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -22,6 +23,8 @@ from ckptfmt.storage.fsspec_writer import RenamingWriter, UploadWriter
 from ckptfmt.storage.keys import check_key, check_prefix, is_key
 from ckptfmt.storage.registry import BACKENDS, missing_driver
 from ckptfmt.types import Key
+
+_log = logging.getLogger("ckptfmt.storage")
 
 # Object stores: one put is atomic, what is visible is durable, and listings are not stale (S3 since
 # 2020, Google Cloud Storage and Azure always).
@@ -171,8 +174,10 @@ class FsspecBackend(Backend):
             entry = self.stat(key)
             return _Findings(exclusive, time=entry is not None and entry.time_s is not None)
         finally:
-            with suppress(Exception):
+            try:
                 fs.rm_file(path)
+            except Exception as error:
+                _log.warning("a probe could not be removed: %s: %s", path, error)
 
     # Reading
 

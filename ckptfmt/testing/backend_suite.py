@@ -37,7 +37,7 @@ class BackendSuite:
 
     @pytest.fixture
     def backend(self) -> Backend:
-        raise NotImplementedError
+        pytest.fail("a subclass of BackendSuite gives it a fixture named backend")
 
     def reopen(self, backend: Backend, *, read_only: bool = False) -> Backend:
         """A second backend on the same store."""
