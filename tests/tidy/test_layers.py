@@ -45,7 +45,8 @@ IMPURE = {
 CLOCKS = {"now", "utcnow", "today"}
 THREAD_MAKERS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "start_new_thread"}
 THREAD_MODULES = {"multiprocessing", "_thread", "asyncio"}
-THREAD_HOMES = ("ckptfmt.engine.pipeline", "ckptfmt.engine.background")
+# testing: whether a backend bears several threads is found out with several threads.
+THREAD_HOMES = ("ckptfmt.engine.pipeline", "ckptfmt.engine.background", "ckptfmt.testing")
 
 
 def layer_of(module: str) -> str:
