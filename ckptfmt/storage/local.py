@@ -266,7 +266,12 @@ class LocalBackend(Backend):
             try:
                 self._folders.sync({os.path.dirname(target)})
             except OSError as error:
-                raise failures.from_write_error(error, key, outcome_unknown=True) from error
+                # Read back, it would look like success; but a power cut may take it.
+                gone = False
+                with suppress(OSError):
+                    os.unlink(target)
+                    gone = True
+                raise failures.from_write_error(error, key, outcome_unknown=not gone) from error
         return won
 
     def _commit_error(self, error: OSError, key: str, target: str) -> CheckpointError:

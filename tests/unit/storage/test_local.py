@@ -198,18 +198,23 @@ def test_a_file_whose_fsync_failed_is_abandoned(
     assert [*backend.list("tmp/")] == []
 
 
-def test_a_commit_whose_folder_cannot_be_synced_has_an_unknown_outcome(
-    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_commit_whose_folder_cannot_be_synced_is_taken_back_or_of_unknown_outcome(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
+    """Reading it back would look like success, and a power cut would still take it."""
     backend.put_if_absent(Key("gc/0"), b"", durable=False)
 
     def fail(path: str) -> None:
         raise OSError(errno.EIO, "broken disk")
 
     monkeypatch.setattr(syscalls, "sync_directory", fail)
+    if stuck:
+        monkeypatch.setattr(os, "unlink", fail)
     with pytest.raises(StorageError) as caught:
         backend.put_if_absent(INDEX, b"x", durable=True)
-    assert caught.value.outcome_unknown
+    assert caught.value.outcome_unknown is stuck
+    assert (backend.stat(INDEX) is not None) is stuck
     assert caught.value.errno == errno.EIO
 
 
