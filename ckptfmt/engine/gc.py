@@ -35,6 +35,7 @@ from ckptfmt.engine.owner import Owner, activate, deactivate
 from ckptfmt.engine.survey import (
     SLACK_S,
     Refer,
+    References,
     Survey,
     age_of,
     index_of,
@@ -76,7 +77,7 @@ def collect(
     wait: bool = False,
     dry_run: bool = False,
     refer: Refer = read_references,
-    acceptable: Callable[[Backend, Entry], bool] = is_acceptable,
+    complete: Callable[[Backend, Entry], bool] = is_acceptable,
 ) -> GcReport:
     """Delete what was listed at least `grace_s` ago and is still garbage; list what is garbage now.
 
@@ -87,7 +88,7 @@ def collect(
         wait: Sleep the grace and finish the list of this call too.
         dry_run: Change nothing; the report says what would be listed and deleted now.
         refer: Reads an index's references.
-        acceptable: Whether an index is whole: only then do lower generations of its name go.
+        complete: Whether an index is whole: only then do lower generations of its name go.
 
     Raises:
         FormatError: An index cannot be read: nothing was deleted. Or the store asks for more than
@@ -98,7 +99,7 @@ def collect(
     dry_run = _check_grace(backend, grace_s) or dry_run
     if not marked and not any(index_of(e.key) for e in backend.list("checkpoints/")):
         return GcReport(dry_run=dry_run)  # not a store: its data/ may be anybody's
-    collector = _Collector(backend, (refer, acceptable), grace_s, dry_run)
+    collector = _Collector(backend, (refer, complete), grace_s, dry_run)
     collector.run(list_new=True)
     if wait and collector.waiting and not dry_run:
         collector.run_when_due()
@@ -162,7 +163,7 @@ class _Collector:
         dry: bool,
     ) -> None:
         self.backend = backend
-        self.refer, self.acceptable = read
+        self.refer, self.complete = read
         self.grace_s = grace_s
         self.dry = dry
         self.tally = _Tally()
@@ -315,7 +316,7 @@ class _Collector:
             and Key(key.replace("checkpoints/", "quarantine/", 1)) not in view.indexes
             and damaged.isdisjoint(refs.files)
             and all(i in view.data and view.data[i].nbytes == n for i, n in refs.files.items())
-            and self.acceptable(self.backend, entry)
+            and self.complete(self.backend, entry)
         )
 
     def _delete_data(self, view: Survey, ids: frozenset[str]) -> None:
@@ -381,3 +382,6 @@ def _clock() -> float:
     """Seconds that also pass while the machine sleeps, where the system can say."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+__all__ = ["References", "collect", "is_acceptable", "read_references"]

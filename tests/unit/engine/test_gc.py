@@ -118,7 +118,7 @@ def run(
         wait=wait,
         dry_run=dry_run,
         refer=refer,
-        acceptable=lambda backend, entry: whole,
+        complete=lambda backend, entry: whole,
     )
 
 
@@ -741,5 +741,5 @@ def test_an_index_deleted_between_listing_and_reading_is_no_reference(store: Sto
     def vanish(backend: Backend, entry: Entry) -> References:
         raise NotFoundError("no such object", reason="object", where=entry.key)
 
-    report = collect(store, grace_s=0, refer=vanish, acceptable=lambda backend, entry: True)
+    report = collect(store, grace_s=0, refer=vanish, complete=lambda backend, entry: True)
     assert report.deleted == [A]
