@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -29,10 +29,11 @@ from ckptfmt.format import (
     parse_index,
     parse_index_key,
     parse_section,
+    step_name,
     step_of,
 )
 from ckptfmt.storage import Backend, Entry
-from ckptfmt.types import CheckpointInfo, Key
+from ckptfmt.types import At, CheckpointInfo, Key
 
 HEAD_READ_NBYTES = 64 << 10
 _NOTE = re.compile(r"notes/([0-9a-f]{32})~(0|[1-9][0-9]*)\.index\Z")
@@ -120,7 +121,9 @@ def read_head(backend: Backend, key: Key, nbytes: int) -> Head:
 
     def section(position: int) -> bytes | memoryview:
         row = header.sections[position]
-        return parse_section(header, position, data[row.offset : row.offset + row.stored_nbytes], key)
+        return parse_section(
+            header, position, data[row.offset : row.offset + row.stored_nbytes], key
+        )
 
     about = parse_about(section(ABOUT), header.algorithm)
     return Head(header, about, parse_files(section(FILES), header.algorithm))
@@ -154,9 +157,7 @@ def warn_skipped(key: str, error: Exception) -> None:
     warnings.warn(f"skipped {key}: {error}", CkptWarning, stacklevel=4)
 
 
-def newest_readable(
-    backend: Backend, generations: Iterable[Listed]
-) -> tuple[Listed, Index] | None:
+def newest_readable(backend: Backend, generations: Iterable[Listed]) -> tuple[Listed, Index] | None:
     """The highest generation that can be read; damaged ones are skipped with a CkptWarning."""
     for listed in sorted(generations, key=lambda g: -g.generation):
         try:
@@ -175,6 +176,47 @@ def latest_order(names: Iterable[str]) -> Iterator[str]:
     yield from sorted(steps, reverse=True)
     if "main" in names:
         yield "main"
+
+
+def find(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At | None) -> list[Listed]:
+    """The generations of the checkpoint that `at` chooses: a step, a name, a tag.
+
+    Raises:
+        NotFoundError: There is none; the message lists what there is.
+    """
+    name = step_name(at) if isinstance(at, int) else at
+    if name is not None and name in found:
+        return list(found[name])
+    if isinstance(at, str):
+        tag = read_tag(backend, at)
+        if tag is not None:
+            return [_tagged(backend, found, tag)]
+    raise NotFoundError(
+        "no such checkpoint",
+        reason="checkpoint",
+        where=backend.url,
+        expected=f"step {at}" if isinstance(at, int) else repr(at),
+        found=names_text(found) or "no checkpoint",
+        do='choose one of these with at=, or list them with "ckptfmt ls"',
+    )
+
+
+def _tagged(backend: Backend, found: Mapping[str, Sequence[Listed]], tag: Tag) -> Listed:
+    for listed in reversed(found.get(tag.name, [])):
+        try:
+            about = read_head(backend, listed.key, listed.nbytes).about
+        except (NotFoundError, FormatError):
+            continue
+        if about.tree_digest.hex() == tag.digest:
+            return listed
+    raise NotFoundError(
+        "what this tag named is gone",
+        reason="tag",
+        where=f"tags/{tag.tag}",
+        expected=f"{tag.name} with digest {tag.digest[:16]}…",
+        found=names_text(found) or "no checkpoint",
+        do="tag another checkpoint, or untag it",
+    )
 
 
 # -- tags ---------------------------------------------------------------------------------------
@@ -310,4 +352,3 @@ def names_text(found: Mapping[str, object]) -> str:
     """Some names of a store, for a message."""
     names = sorted(found)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-

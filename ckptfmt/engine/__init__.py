@@ -1,0 +1,53 @@
+"""One checkpoint, one store: saving, loading, restoring, verifying, collecting.
+
+A *store* is what a user opens; a *checkpoint* is one committed tree in it; a *plan* says which bytes
+go where; a *target* is an object that a restore fills. Start reading at `save.py` and `restore.py`.
+"""
+
+from __future__ import annotations
+
+from ckptfmt.engine.adapter import (
+    ORDER_OPTIMIZER,
+    ORDER_RNG,
+    ORDER_TENSOR,
+    ORDER_USER_CODE,
+    Adapter,
+    Captured,
+    Comparison,
+    ObjectKind,
+    Staged,
+    StoredLeaf,
+    Target,
+    TensorSource,
+)
+from ckptfmt.engine.api import load, open, plan, restore, save
+from ckptfmt.engine.open import Checkpoint, StoredTensor
+from ckptfmt.engine.registered import register_type
+from ckptfmt.engine.store import Store
+from ckptfmt.engine.tree import flatten, unflatten
+
+__all__ = [
+    "ORDER_OPTIMIZER",
+    "ORDER_RNG",
+    "ORDER_TENSOR",
+    "ORDER_USER_CODE",
+    "Adapter",
+    "Captured",
+    "Checkpoint",
+    "Comparison",
+    "ObjectKind",
+    "Staged",
+    "Store",
+    "StoredLeaf",
+    "StoredTensor",
+    "Target",
+    "TensorSource",
+    "flatten",
+    "load",
+    "open",
+    "plan",
+    "register_type",
+    "restore",
+    "save",
+    "unflatten",
+]

@@ -1,0 +1,319 @@
+"""The functions that `ckptfmt` exports: arguments are settled here, the work is done below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from ckptfmt.engine.lineage import remember
+from ckptfmt.engine.open import Checkpoint
+from ckptfmt.engine.plan import SaveOptions
+from ckptfmt.engine.rename import Rename
+from ckptfmt.engine.restore import (
+    RestoreRequest,
+    load_like,
+    load_tree,
+    plan_tree,
+    restore_tree,
+    source_of,
+)
+from ckptfmt.engine.save import SaveRequest, save_tree
+from ckptfmt.engine.source import Source
+from ckptfmt.engine.store import Store
+from ckptfmt.engine.where import choose_at, parse_where, refuse_swapped, warn_of_suffix
+from ckptfmt.errors import UsageError
+from ckptfmt.events import Progress
+from ckptfmt.format import CHUNK_NBYTES_DEFAULT, check_checkpoint_name, pack_value, step_name
+from ckptfmt.types import (
+    At,
+    CheckpointInfo,
+    DigestName,
+    IfExists,
+    Mode,
+    RestoreReport,
+    Select,
+    StrPath,
+)
+
+T = TypeVar("T")
+_NOTHING: Mapping[str, Any] = {}
+
+
+def save(
+    tree: object,
+    path: StrPath | Store,
+    *,
+    step: int | None = None,
+    name: str | None = None,
+    metadata: Mapping[str, Any] = _NOTHING,
+    metrics: Mapping[str, float] = _NOTHING,
+    if_exists: IfExists | None = None,
+    codec: str | Mapping[str, str] = "raw",
+    chunk_nbytes: int | Mapping[str, int] = CHUNK_NBYTES_DEFAULT,
+    digest: DigestName = "xxh3-128",
+    bases: Sequence[At] | None = None,
+    durable: bool = True,
+    timeout_s: float = 1800.0,
+    progress: Progress = False,
+) -> CheckpointInfo:
+    """Save a tree; it is committed and durable when this returns.
+
+    Args:
+        tree: Nested dicts, lists and tuples of tensors (NumPy, PyTorch, TensorFlow, JAX), plain
+            values and objects that give their state (modules, optimizers, generators).
+        path: A directory, a URL or a Store.
+        step: How many steps are finished. The checkpoint is called `step-%016d`; without a step,
+            `main`.
+        name: A name of its own instead.
+        metadata: Plain values of the user's.
+        metrics: Numbers for retention and reports; 0-d tensors are accepted.
+        if_exists: "error", "replace" (the next generation; the old one goes after it is
+            committed) or "keep" (give what is stored, read nothing). None: replace for `main`, else
+            error. The same tree under its own name always succeeds.
+        codec: `raw`, `zstd` or `zstd:LEVEL`, or a mapping of leaf patterns to these.
+        chunk_nbytes: Unit of digest and reuse: a multiple of 4096 bytes from 4 KiB to 1 GiB, or a
+            mapping of leaf patterns to sizes.
+        digest: `xxh3-128`, or `sha256` where writers do not trust each other.
+        bases: Checkpoints whose chunks may be reused; None: the latest.
+        durable: False leaves out fsync: survives a killed process, not a power cut.
+        timeout_s: How long the outcome of a commit may stay unknown, in seconds.
+        progress: A function of an Event, or True for a bar on stderr.
+    Raises:
+        UsageError: Something in the tree cannot come back; nothing was written.
+        ExistsError: The name holds another tree.
+        ConflictError: A collector or another writer interfered; nothing is visible.
+        StorageError: The medium failed, or is full; nothing is visible.
+    Spec: 08-protocol.
+    """
+    refuse_swapped(tree, path)
+    store, at = parse_where(path)
+    if at is not None:
+        name, step = _name_of_selector(at, name, step)
+    _check_step(step)
+    if name is not None:
+        check_checkpoint_name(name, chosen=True)
+    final = name if name is not None else step_name(step) if step is not None else "main"
+    warn_of_suffix(store)
+    pack_value(dict(metadata))  # refused before anything is written
+    request = SaveRequest(
+        name=final,
+        step=step,
+        metadata=dict(metadata),
+        metrics={key: float(value) for key, value in metrics.items()},
+        if_exists=_check_if_exists(if_exists, final),
+        options=SaveOptions(codec=codec, chunk_nbytes=chunk_nbytes, digest=digest, durable=durable),
+        bases=bases,
+        timeout_s=timeout_s,
+        progress=progress,
+    )
+    return save_tree(tree, store.backend, request)
+
+
+def _name_of_selector(at: At, name: str | None, step: int | None) -> tuple[str | None, int | None]:
+    """`save(tree, "runs/a@7")` is `step=7`, `"runs/a@best"` is `name="best"`."""
+    if name is not None or step is not None:
+        raise UsageError(
+            "a checkpoint is named twice",
+            reason="selector",
+            found=f"@{at} and {'name=' if name is not None else 'step='}",
+            do="name it once",
+        )
+    return (None, at) if isinstance(at, int) else (at, None)
+
+
+def _check_step(step: int | None) -> None:
+    if step is None:
+        return
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
+        raise UsageError(
+            "step is not an integer",
+            reason="step",
+            expected="how many steps are finished, 0 or more",
+            found=repr(step),
+            do="pass an int",
+        )
+    step_name(int(step))
+
+
+def _check_if_exists(choice: IfExists | None, name: str) -> Literal["error", "replace", "keep"]:
+    if choice is None:
+        return "replace" if name == "main" else "error"
+    if choice not in ("error", "replace", "keep"):
+        raise UsageError(
+            "unknown if_exists",
+            reason="if-exists",
+            expected="error, replace or keep",
+            found=repr(choice),
+            do="choose one of these",
+        )
+    return choice
+
+
+def open(path: StrPath | Store, *, step: int | None = None, at: At | None = None) -> Checkpoint:
+    """Open a checkpoint lazily: its index is read, its data is not.
+
+    Args:
+        path: A directory, a URL or a Store; a text may end in `@` and a step, a name, a tag or
+            `latest`.
+        step: Short for `at=step`.
+        at: A step, a name or a tag; None: the highest readable step, else `main`.
+    Raises:
+        NotFoundError: There is none; the message lists what there is.
+        CorruptError: It was asked for by name and cannot be read.
+    """
+    store, selected = parse_where(path)
+    return store.open(choose_at(selected, step, at))
+
+
+@overload
+def load(
+    path: StrPath | Store,
+    *,
+    mode: Mode = ...,
+    like: T,
+    step: int | None = ...,
+    at: At | None = ...,
+    names: Select | None = ...,
+    verify: bool = ...,
+    max_nbytes: int | None = ...,
+    progress: Progress = ...,
+) -> T: ...
+@overload
+def load(
+    path: StrPath | Store,
+    *,
+    mode: Mode = ...,
+    like: None = ...,
+    step: int | None = ...,
+    at: At | None = ...,
+    names: Select | None = ...,
+    verify: bool = ...,
+    max_nbytes: int | None = ...,
+    progress: Progress = ...,
+) -> Any: ...
+def load(
+    path: StrPath | Store,
+    *,
+    mode: Mode = "auto",
+    like: Any = None,
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
+) -> Any:
+    """Load a tree as NumPy arrays: writable, private to the caller, every byte checked.
+
+    Args:
+        mode: "auto" reads into buffers of at most 256 MiB that live as long as any array in them,
+            "read" gives each array its own memory, "mmap" maps (local and raw only).
+        like: Arrays, `jax.ShapeDtypeStruct` or anything with shape and dtype: that structure comes
+            back with its own classes, compared as in `restore`.
+        names: Take part: leaf names, containers or patterns; one that matches nothing is an error.
+        verify: False checks sizes only.
+        max_nbytes: Refuse more logical bytes than that before any allocation; None: what memory
+            this machine has.
+    Raises:
+        NotFoundError: No such checkpoint, or a pattern that matches nothing.
+        CorruptError: Bytes are damaged; the message names file, range and tensor.
+        MismatchError: `like` and the checkpoint disagree.
+        UnsupportedError: `mode="mmap"` where it cannot be.
+    """
+    with open(path, step=step, at=at) as checkpoint:
+        if like is not None:
+            request = RestoreRequest(
+                names=names, verify=verify, max_nbytes=max_nbytes, progress=progress
+            )
+            return load_like(like, checkpoint, request, mode=mode)
+        made = load_tree(
+            checkpoint,
+            names=names,
+            mode=mode,
+            verify=verify,
+            max_nbytes=max_nbytes,
+            progress=progress,
+        )
+        if names is None:
+            remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
+        return made
+
+
+def restore(
+    target: object,
+    source: StrPath | Store | Checkpoint | Mapping[str, Any],
+    *,
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
+    rename: Rename = _NOTHING,
+    strict: bool = True,
+    allow_missing: Select = (),
+    allow_unexpected: Select = (),
+    allow_cast: bool | Select = False,
+    atomic: bool = True,
+) -> RestoreReport:
+    """Fill a target in place: everything that was asked for, or nothing.
+
+    Args:
+        target: The tree that was saved, or one like it: arrays are filled, values in dicts and
+            lists replaced, modules, optimizers and generators given their state.
+        source: A store, a checkpoint, or a tree of arrays.
+        names: Take part of what is stored.
+        rename: Stored name or prefix -> target name, or a function; each rule must match.
+        strict: False: missing and unexpected names are reported, not raised.
+        allow_missing, allow_unexpected: Exceptions to strict, by name.
+        allow_cast: Convert by value between dtypes; overflow raises.
+        atomic: False: one pass in bounded memory; an error may leave a part restored.
+    Raises:
+        MismatchError: Both sides disagree: everything is listed, nothing was touched.
+        CorruptError: Bytes are damaged; nothing was touched.
+        PartialRestoreError: Only with `atomic=False`, or where an object refused its old state.
+    Spec: 08-protocol.
+    """
+    request = RestoreRequest(
+        names=names,
+        rename=rename,
+        strict=strict,
+        allow_missing=allow_missing,
+        allow_unexpected=allow_unexpected,
+        allow_cast=allow_cast,
+        atomic=atomic,
+        verify=verify,
+        max_nbytes=max_nbytes,
+        progress=progress,
+    )
+    return restore_tree(target, _source(source, step, at), request)
+
+
+def plan(
+    target: object,
+    source: StrPath | Store | Checkpoint | Mapping[str, Any],
+    *,
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    rename: Rename = _NOTHING,
+    allow_cast: bool | Select = False,
+) -> RestoreReport:
+    """What `restore` would do: no tensor's data is read, nothing is touched, no mismatch raised."""
+    request = RestoreRequest(names=names, rename=rename, allow_cast=allow_cast)
+    return plan_tree(target, _source(source, step, at), request)
+
+
+def _source(
+    source: StrPath | Store | Checkpoint | Mapping[str, Any], step: int | None, at: At | None
+) -> Source:
+    if isinstance(source, Checkpoint | Mapping):
+        if step is not None or at is not None:
+            raise UsageError(
+                "step= and at= choose a checkpoint of a store",
+                reason="selector",
+                found=type(source).__name__,
+                do="leave them out: the source is chosen already",
+            )
+        return source_of(source)
+    return source_of(open(source, step=step, at=at))

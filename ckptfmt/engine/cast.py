@@ -1,0 +1,69 @@
+"""Conversion by value between dtypes, where a restore allows it: overflow raises, never a shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.errors import MismatchError
+from ckptfmt.format import dtype_named, numpy_dtype
+
+Array = NDArray[Any]
+
+
+def cast_array(array: Array, wanted: str, name: str) -> Array:
+    """Values of `array` as dtype `wanted`.
+
+    Raises:
+        MismatchError: kind `mismatch-cast`: the dtypes do not convert, or a value would overflow
+            (a finite value that becomes infinite, an integer that wraps, a fraction lost).
+    """
+    dtype = dtype_named(wanted)
+    if dtype is None or dtype.is_variable or not _is_number(array.dtype):
+        raise _no_cast(array, wanted, name, "these dtypes do not convert")
+    target = numpy_dtype(dtype)
+    if not _is_number(target):
+        raise _no_cast(array, wanted, name, "these dtypes do not convert")
+    with np.errstate(all="ignore"):
+        made: Array = array.astype(target)
+        if not _fits(array, made):
+            raise _no_cast(array, wanted, name, "a value would overflow or lose its fraction")
+    return made
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.metadata is None)
+
+
+def _fits(old: Array, new: Array) -> bool:
+    old_is_float, new_is_float = _is_float(old.dtype), _is_float(new.dtype)
+    if old.dtype.kind == "c" and new.dtype.kind != "c":
+        return False
+    if new_is_float:
+        finite = np.isfinite(_wide(old)) if old_is_float else np.ones(old.shape, bool)
+        return bool(np.isfinite(_wide(new))[finite].all())
+    # Into integers or bool: exactly, or not at all.
+    return bool((_wide(new) == _wide(old)).all())
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "fc" or (dtype.kind == "V" and not dtype.name.startswith(("int", "uint")))
+
+
+def _wide(array: Array) -> Array:
+    if array.dtype.kind in "biuc":
+        return array
+    return array.astype(np.float64)
+
+
+def _no_cast(array: Array, wanted: str, name: str, why: str) -> MismatchError:
+    return MismatchError(
+        why,
+        reason="cast",
+        where=repr(name),
+        expected=wanted,
+        found=str(array.dtype),
+        do="leave this leaf out of allow_cast, or change the target's dtype",
+    )

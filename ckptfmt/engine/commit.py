@@ -1,0 +1,174 @@
+"""commit: put the index last; now the checkpoint is visible. Spec: 08-protocol.
+
+Write order: data files durable, then `data/`, then the index, if its key is free. Before and after,
+the collector's lists are read and every file referred to is sized (I4): a file that is condemned
+before is written anew, one that is condemned after withdraws the index.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckptfmt.engine.catalog import Listed, list_indexes, next_generation, read_head
+from ckptfmt.engine.coordinate import unusable
+from ckptfmt.errors import ConflictError, NotFoundError, StorageError
+from ckptfmt.format import (
+    HEADER_NBYTES,
+    About,
+    FilesSection,
+    PlacementSection,
+    index_key,
+    pack_index,
+    parse_header,
+)
+from ckptfmt.storage import Backend
+from ckptfmt.types import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """All that an index is made of; the commit id is drawn when it is put."""
+
+    about: About
+    files: FilesSection
+    placement: PlacementSection
+    tree: bytes
+
+    def sizes(self) -> dict[str, int]:
+        return dict(zip(self.files.ids, self.files.nbytes.tolist()))
+
+
+def sync_files(backend: Backend, files: Mapping[str, int]) -> None:
+    """Make every file referred to durable, reused ones too, and `data/` (I1)."""
+    backend.sync([*(Key(f"data/{file}") for file in files), Key("data/")])
+
+
+def put_index(
+    backend: Backend, document: Document, generation: int, *, durable: bool, timeout_s: float
+) -> Listed | None:
+    """Put one generation if its key is free; None if another writer took it.
+
+    Raises:
+        StorageError: kind `storage-commit-unknown`: whether it was put could not be found out in
+            time. Nothing may be cleaned up then.
+    """
+    key = Key(index_key(document.about.name, generation))
+    commit_id = secrets.token_bytes(16)
+    data = pack_index(document.about, document.files, document.placement, document.tree, commit_id)
+    listed = Listed(document.about.name, generation, key, len(data))
+    deadline = time.monotonic() + timeout_s
+    try:
+        if backend.put_if_absent(key, data, durable=durable):
+            return listed
+        won = _holds(backend, key, commit_id)
+    except StorageError as error:
+        if not error.outcome_unknown:
+            raise
+        won = _find_out(backend, key, commit_id, deadline, error)
+    return listed if won else None
+
+
+def _holds(backend: Backend, key: Key, commit_id: bytes) -> bool:
+    """Whether the document at a key is ours: a lost reply looks like a lost race."""
+    try:
+        return parse_header(backend.get(key, 0, HEADER_NBYTES), key).commit_id == commit_id
+    except (NotFoundError, ValueError):
+        return False
+
+
+def _find_out(
+    backend: Backend, key: Key, commit_id: bytes, deadline: float, cause: StorageError
+) -> bool:
+    pause_s = 0.05
+    while True:
+        try:
+            return _holds(backend, key, commit_id)
+        except StorageError as error:
+            cause = error
+        if time.monotonic() + pause_s > deadline:
+            raise StorageError(
+                "the outcome of the commit is unknown",
+                reason="commit-unknown",
+                where=key,
+                found=str(cause),
+                do="look at this key when the store answers again; nothing was cleaned up, "
+                "so the checkpoint is whole if it is there",
+                retryable=False,
+                outcome_unknown=True,
+            ) from cause
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2.0)
+
+
+def check_or_withdraw(backend: Backend, document: Document, listed: Listed) -> None:
+    """After the put: if a collector has condemned a file meanwhile, take the index back.
+
+    Raises:
+        ConflictError: kind `conflict-collected`.
+    """
+    bad = unusable(backend, document.sizes())
+    if bad:
+        withdraw(backend, listed)
+        raise ConflictError(
+            "a collector took files of this save while it committed",
+            reason="collected",
+            where=f"data/{min(bad)}",
+            found=f"{len(bad)} of {len(document.files.ids)} files",
+            do="save again; nothing of this save is visible",
+        )
+
+
+def withdraw(backend: Backend, listed: Listed) -> None:
+    """Delete an index, durably, before anything that it refers to may go."""
+    backend.delete(listed.key)
+    backend.sync([Key("checkpoints/")])
+
+
+def delete_lower(backend: Backend, listed: Listed) -> None:
+    """After a commit: the generations below it go, lowest first."""
+    lower = [
+        found
+        for found in list_indexes(backend, f"checkpoints/{listed.name}~").get(listed.name, [])
+        if found.generation < listed.generation
+    ]
+    for found in lower:
+        backend.delete(found.key)
+    if lower:
+        backend.sync([Key("checkpoints/")])
+
+
+def delete_notes(backend: Backend, txn: bytes) -> None:
+    """The notes of a save whose last index is gone; its index goes first."""
+    for entry in list(backend.list(f"notes/{txn.hex()}~")):
+        backend.delete(entry.key)
+
+
+def still_used(backend: Backend, txn: bytes) -> bool:
+    """Whether some index (in checkpoints/ or quarantine/) is of this save."""
+    for prefix in ("checkpoints/", "quarantine/"):
+        for generations in list_indexes(backend, prefix).values():
+            for listed in generations:
+                try:
+                    if read_head(backend, listed.key, listed.nbytes).about.txn == txn:
+                        return True
+                except NotFoundError:
+                    continue
+                except ValueError:
+                    return True  # unreadable: it may be
+    return False
+
+
+__all__ = [
+    "Document",
+    "check_or_withdraw",
+    "delete_lower",
+    "delete_notes",
+    "next_generation",
+    "put_index",
+    "still_used",
+    "sync_files",
+    "withdraw",
+]

@@ -1,0 +1,433 @@
+"""open: store, step -> a lazy checkpoint: its index is read, its data is not. Spec: 02, 07."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.engine.box import assemble, chunks_of, settle
+from ckptfmt.engine.catalog import (
+    Listed,
+    find,
+    info_of,
+    latest_order,
+    list_checkpoints,
+    list_notes,
+    names_text,
+    newest_readable,
+    read_notes,
+)
+from ckptfmt.engine.progress import Reporter
+from ckptfmt.engine.read import ChunkReader, read_tensors
+from ckptfmt.engine.select import Matcher, nearest, select_positions
+from ckptfmt.engine.tree import EXTEND, unflatten
+from ckptfmt.errors import CorruptError, MissingExtraError, NotFoundError, UsageError
+from ckptfmt.events import Progress
+from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, Index, digest, numpy_dtype, parse_value
+from ckptfmt.storage import Backend
+from ckptfmt.types import At, CheckpointInfo, Mode, Select, VerifyReport
+
+if TYPE_CHECKING:
+    import tensorstore
+
+Array = NDArray[Any]
+_SILENT: Progress = False
+
+
+def parse_leaf_value(data: bytes, name: str) -> Any:
+    """A plain value from its packed bytes; kinds of frameworks and registered types included."""
+    return parse_value(data, EXTEND, where=name)
+
+
+def open_checkpoint(backend: Backend, at: At | None = None) -> Checkpoint:
+    """Choose a checkpoint and read its index.
+
+    Args:
+        at: A step, a name, a tag; None or "latest": the highest readable step, else `main`.
+    Raises:
+        NotFoundError: There is none; the message lists what there is.
+        CorruptError: It was asked for by name and no generation of it can be read.
+    """
+    found = list_checkpoints(backend)
+    if at is not None and at != "latest":
+        return _open_chosen(backend, found, at)
+    for name in latest_order(found):
+        newest = newest_readable(backend, found[name])
+        if newest is not None:
+            return _made(backend, *newest)
+    others = [name for name in found if name not in set(latest_order(found))]
+    damaged = [name for name in found if name not in others]
+    raise NotFoundError(
+        "no readable checkpoint is the latest" if damaged else "no checkpoint is the latest",
+        reason="latest",
+        where=backend.url,
+        found=names_text(dict.fromkeys(found)) or "no checkpoint",
+        do='run "ckptfmt verify"'
+        if damaged
+        else "name one of these with at="
+        if others
+        else "save one first",
+    )
+
+
+def _open_chosen(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At) -> Checkpoint:
+    generations = find(backend, found, at)
+    newest = newest_readable(backend, generations)
+    if newest is None:
+        raise CorruptError(
+            "no generation of this checkpoint can be read",
+            reason="index",
+            where=", ".join(listed.key for listed in generations),
+            do='restore another step or run "ckptfmt verify"',
+        )
+    return _made(backend, *newest)
+
+
+def _made(backend: Backend, listed: Listed, index: Index) -> Checkpoint:
+    notes = list_notes(backend).get(index.about.txn.hex(), [])
+    info = info_of(backend, listed, index.about, index.files, read_notes(backend, notes))
+    return Checkpoint(backend, index, info)
+
+
+class Checkpoint(Mapping[str, Any]):
+    """One checkpoint, lazily: leaf name -> `StoredTensor` or plain value.
+
+    A context manager; what it returned outlives `close()`.
+    """
+
+    def __init__(self, backend: Backend, index: Index, info: CheckpointInfo) -> None:
+        self.backend, self.index, self.info = backend, index, info
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.info.name} of {self.info.url}: {len(self)} leaves>"
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back connections; arrays and values stay."""
+        self.backend.close()
+
+    def __len__(self) -> int:
+        return len(self.index.tree.leaf_names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.index.tree.leaf_names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index.tree.leaf_positions
+
+    def __getitem__(self, name: str) -> Any:
+        """A `StoredTensor`, or the plain value. NotFoundError names the nearest."""
+        position = self.index.tree.leaf_positions.get(name)
+        if position is None:
+            raise NotFoundError(
+                "no such leaf",
+                reason="name",
+                where=f"{self.info.name} of {self.info.url}",
+                expected=repr(name),
+                do=nearest(name, self.index.tree.leaf_names),
+            )
+        return self._leaf(position)
+
+    def _leaf(self, position: int) -> Any:
+        tree = self.index.tree
+        row, kind = int(tree.leaf_rows[position]), int(tree.leaf_kinds[position])
+        if kind == LEAF_TENSOR:
+            return StoredTensor(self, tree.leaf_names[position], row)
+        if kind == LEAF_VALUE:
+            return parse_leaf_value(tree.values[row], tree.leaf_names[position])
+        return self.packed_values([position])[position]
+
+    def packed_values(self, positions: Sequence[int], *, verify: bool = True) -> dict[int, Any]:
+        """Long values, which are stored as tensors of their packed bytes."""
+        tree = self.index.tree
+        rows = {p: int(tree.leaf_rows[p]) for p in positions}
+        with Reporter(_SILENT, "read", 0) as reporter:
+            arrays = read_tensors(
+                self.backend, self.index, list(rows.values()), verify=verify, reporter=reporter
+            )
+        return {
+            p: parse_leaf_value(arrays[row].tobytes(), tree.leaf_names[p])
+            for p, row in rows.items()
+        }
+
+    def names(self, select: Select = "**") -> list[str]:
+        """Leaf names, in order. A pattern that matches nothing gives none."""
+        matcher = Matcher(select)
+        return [name for name in self.index.tree.leaf_names if matcher(name)]
+
+    def ties(self) -> list[list[str]]:
+        """Names that are one tensor, for every tensor that has several."""
+        tree, made = self.index.tree, {}
+        counts = np.bincount(tree.leaf_rows[tree.leaf_kinds == LEAF_TENSOR], minlength=1)
+        for name, kind, row in zip(tree.leaf_names, tree.leaf_kinds, tree.leaf_rows):
+            if kind == LEAF_TENSOR and counts[row] > 1:
+                made.setdefault(int(row), []).append(name)
+        return list(made.values())
+
+    def positions(self, names: Select | None) -> list[int]:
+        """Positions of the selected leaves. NotFoundError if a pattern matches nothing."""
+        return select_positions(self.index.tree.leaf_names, names, repr(self))
+
+    def containers(self) -> dict[str, tuple[str, bytes]]:
+        """Name -> (kind, packed argument) of every container that is no plain dict."""
+        tree = self.index.tree
+        rows = zip(tree.container_names, tree.container_kinds, tree.container_arguments)
+        return {name: (kind, argument) for name, kind, argument in rows}
+
+    def nest(
+        self, positions: Sequence[int], leaves: Sequence[Any], *, partial: bool = False
+    ) -> Any:
+        """Leaves back into the tree that was saved; `partial` where some are left out."""
+        names = self.index.tree.leaf_names
+        if len(positions) != len(names):
+            names = [names[p] for p in positions]
+        return unflatten(names, leaves, self.containers(), partial=partial)
+
+    def tree(self) -> Any:
+        """Containers and plain values, a `StoredTensor` for each tensor: no tensor's data is read."""
+        positions = self.positions(None)
+        return self.nest(positions, [self._leaf(p) for p in positions])
+
+    def load(
+        self,
+        *,
+        names: Select | None = None,
+        like: Any = None,
+        mode: Mode = "auto",
+        verify: bool = True,
+        max_nbytes: int | None = None,
+        progress: Progress = False,
+    ) -> Any:
+        """The tree (or the selected part of it) as NumPy arrays; see `ckptfmt.load`."""
+        from ckptfmt.engine.restore import RestoreRequest, load_like, load_tree
+
+        if like is not None:
+            request = RestoreRequest(
+                names=names, verify=verify, max_nbytes=max_nbytes, progress=progress
+            )
+            return load_like(like, self, request, mode=mode)
+        return load_tree(
+            self, names=names, mode=mode, verify=verify, max_nbytes=max_nbytes, progress=progress
+        )
+
+    def values(self) -> Any:
+        """The mapping's values, in order."""
+        return [self._leaf(p) for p in range(len(self))]
+
+    def read(self, regions: Mapping[str, Any]) -> dict[str, Array]:
+        """Boxes of many tensors, their requests joined: leaf name -> NumPy index -> array.
+
+        Every chunk that a box touches is read whole and verified.
+        """
+        return _read_boxes(self, regions, verify=True)
+
+    def verify(self, names: Select = "**") -> VerifyReport:
+        """Read and check every byte of the selected leaves; returns the damages, never raises them."""
+        from ckptfmt.engine.verify import verify_checkpoint
+
+        return verify_checkpoint(self, names)
+
+
+class StoredTensor:
+    """A tensor of a checkpoint, lazily.
+
+    Attributes:
+        name: The leaf name it was taken by.
+        shape: In elements.
+        dtype: NumPy dtype that `read` gives.
+        nbytes: Raw bytes (types under 8 bits packed).
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, row: int) -> None:
+        self._checkpoint, self.name, self.row = checkpoint, name, row
+
+    def __repr__(self) -> str:
+        return f"<StoredTensor {self.name!r} {self.dtype_name} {list(self.shape)}>"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._checkpoint.index.tree.shape(self.row)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return numpy_dtype(self._checkpoint.index.tree.dtype(self.row))
+
+    @property
+    def dtype_name(self) -> str:
+        """The format's name of the dtype (spec 04)."""
+        return self._checkpoint.index.tree.dtype(self.row).name
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._checkpoint.index.tree.tensor_nbytes[self.row])
+
+    def _chunk_rows(self) -> slice:
+        tree = self._checkpoint.index.tree
+        first, last = (int(x) for x in tree.tensor_region_starts[self.row : self.row + 2])
+        at = tree.region_chunk_starts
+        return slice(int(at[first]), int(at[last]))
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of its chunks as they are stored."""
+        return int(self._checkpoint.index.placement.stored[self._chunk_rows()].sum())
+
+    @property
+    def codec(self) -> str:
+        """How its chunks are stored: `raw`, `zstd`, or several joined by `, `."""
+        placement = self._checkpoint.index.placement
+        used = np.unique(placement.codecs[self._chunk_rows()]).tolist()
+        names = ["+".join(str(s[0]) for s in placement.pipelines[c]) or "raw" for c in used]
+        return ", ".join(names) or "raw"
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of its chunks' digests: equal for equal content, cut alike."""
+        index = self._checkpoint.index
+        joined = index.tree.chunk_digests[self._chunk_rows()].tobytes()
+        return digest(joined, index.header.algorithm).hex()
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The leaf's attributes, of the name it was taken by."""
+        tree = self._checkpoint.index.tree
+        position, made = tree.leaf_positions[self.name], {}
+        for key, attribute in tree.leaf_attributes.items():
+            at = int(np.searchsorted(attribute.rows, position))
+            if at < len(attribute.rows) and int(attribute.rows[at]) == position:
+                made[key] = parse_leaf_value(attribute.values[at], self.name)
+        return made
+
+    def read(self, region: Any = ..., *, out: Array | None = None, verify: bool = True) -> Array:
+        """The tensor, or a part of it by a NumPy index; only the chunks it touches are read, whole.
+
+        Args:
+            region: ints, slices and an Ellipsis read a part; any other index reads all first.
+            out: Filled and returned if given; its shape and dtype must be those of the result.
+            verify: Check the chunks read.
+        Raises:
+            MismatchError: `out` does not fit.
+        """
+        if out is not None:
+            _check_out(out, self)
+        made = _read_boxes(self._checkpoint, {self.name: region}, verify=verify)[self.name]
+        if out is None:
+            return made
+        if out.shape != made.shape:
+            raise UsageError(
+                "out has another shape",
+                reason="out",
+                where=repr(self.name),
+                expected=made.shape,
+                found=out.shape,
+                do="pass an array of that shape",
+            )
+        np.copyto(out, made)
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise UsageError(
+                "a stored tensor cannot be an array without a copy",
+                reason="copy",
+                where=repr(self.name),
+                do="use .mmap()",
+            )
+        made = self.read()
+        return made if dtype is None else made.astype(dtype)
+
+    def mmap(self) -> Array:
+        """A private copy-on-write map: lazy, and its bytes are not checked.
+
+        Raises:
+            UnsupportedError: The store cannot be mapped, or the tensor is encoded or in pieces.
+        """
+        checkpoint = self._checkpoint
+        with Reporter(_SILENT, "read", 0) as reporter:
+            return read_tensors(
+                checkpoint.backend,
+                checkpoint.index,
+                [self.row],
+                mode="mmap",
+                verify=False,
+                reporter=reporter,
+            )[self.row]
+
+    def tensorstore(self) -> tensorstore.TensorStore:
+        """A read-only TensorStore of this tensor: slices read only the chunks they touch.
+
+        Raises:
+            MissingExtraError: tensorstore is not installed.
+            UnsupportedError: TensorStore has no such dtype.
+        """
+        try:
+            import tensorstore
+        except ImportError as error:
+            raise MissingExtraError(
+                "tensorstore is not installed",
+                reason="tensorstore",
+                do="pip install tensorstore",
+            ) from error
+
+        def fill(domain: Any, chunk: Any, parameters: Any) -> None:
+            chunk[...] = self.read(domain.index_exp)
+
+        return tensorstore.virtual_chunked(
+            fill, dtype=self.dtype, shape=self.shape, schema=tensorstore.Schema(rank=self.ndim)
+        )
+
+
+def _check_out(out: Array, tensor: StoredTensor) -> None:
+    if out.dtype != tensor.dtype or not out.flags.writeable:
+        raise UsageError(
+            "out has another dtype, or is read-only",
+            reason="out",
+            where=repr(tensor.name),
+            expected=f"writable {tensor.dtype}",
+            found=str(out.dtype),
+            do="pass a writable array of that dtype",
+        )
+
+
+def _read_boxes(
+    checkpoint: Checkpoint, regions: Mapping[str, Any], *, verify: bool
+) -> dict[str, Array]:
+    index = checkpoint.index
+    boxes, rows = {}, {}
+    for name, region in regions.items():
+        leaf = checkpoint[name]
+        if not isinstance(leaf, StoredTensor):
+            raise UsageError(
+                "not a tensor",
+                reason="region",
+                where=repr(name),
+                found=type(leaf).__name__,
+                do="plain values are read whole: checkpoint[name]",
+            )
+        boxes[name] = settle(index, leaf.row, region, name)
+        rows[name] = chunks_of(index, boxes[name])
+    wanted = [touched for by_region in rows.values() for touched in by_region.values()]
+    reader = ChunkReader(checkpoint.backend, index, verify=verify)
+    with Reporter(_SILENT, "read", 0) as reporter:
+        chunks = reader.chunks(
+            np.concatenate(wanted) if wanted else np.zeros(0, np.int64), reporter
+        )
+    return {name: assemble(index, box, rows[name], chunks) for name, box in boxes.items()}

@@ -1,0 +1,424 @@
+"""read: byte ranges -> checked buffers or maps; decode: chunks -> arrays. Spec: 05, 06, 07.
+
+Ranges of one file are joined into runs and read in pieces by a few threads, each piece verified
+while it is in cache. A region whose chunks are raw and stand one after another is a view of its
+run's buffer; any other is put together in a buffer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.engine.pipeline import Pipeline as Threads
+from ckptfmt.engine.plan import RUN_NBYTES, Run, plan_runs
+from ckptfmt.engine.progress import Reporter
+from ckptfmt.errors import (
+    CheckpointError,
+    CorruptError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
+from ckptfmt.format import (
+    BLOCK_NBYTES,
+    CURE,
+    Index,
+    check_chunk,
+    decode_chunk,
+    numpy_dtype,
+    parse_array,
+    starts,
+)
+from ckptfmt.storage import Backend
+from ckptfmt.types import Key, Mode
+
+PIECE_NBYTES = 8 << 20
+
+Array = NDArray[Any]
+
+
+def aligned_empty(nbytes: int) -> NDArray[np.uint8]:
+    """Uninitialised bytes that begin on a page, so that views of file offsets keep their alignment."""
+    whole = np.empty(nbytes + BLOCK_NBYTES, np.uint8)
+    skip = -whole.ctypes.data % BLOCK_NBYTES
+    return whole[skip : skip + nbytes]
+
+
+def mark_damaged(backend: Backend, file: str) -> None:
+    """Record that a data file is rotten, so that no save reuses it (I7); best effort."""
+    try:
+        backend.put(Key(f"damaged/{file}"), b"")
+    except CheckpointError:
+        pass  # a reader may have no right to write; the error that led here is what counts
+
+
+@dataclass(slots=True)
+class _Work:
+    """One read: which chunk goes where.
+
+    `views` and `buffers` are by region; `users` is chunk row -> the rows that have the same stored
+    range, itself first.
+    """
+
+    users: dict[int, list[int]]
+    views: set[int]
+    buffers: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+
+
+class ChunkReader:
+    """Reads and decodes chunks of one checkpoint."""
+
+    def __init__(self, backend: Backend, index: Index, *, verify: bool = True) -> None:
+        self.backend, self.index, self.verify = backend, index, verify
+        tree = index.tree
+        self._region_of = np.repeat(np.arange(len(tree.region_nchunks)), tree.region_nchunks)
+        ends = np.cumsum(tree.chunk_raw, dtype=np.int64)
+        first = tree.region_chunk_starts[:-1]
+        base = np.where(first > 0, ends[first - 1], 0) if len(ends) else np.zeros(0, np.int64)
+        begins = ends - tree.chunk_raw
+        self._starts = begins - base[self._region_of] if len(ends) else begins
+
+    # -- regions --------------------------------------------------------------------------------
+
+    def regions(
+        self, regions: NDArray[np.int64], *, own: bool, reporter: Reporter
+    ) -> dict[int, NDArray[np.uint8]]:
+        """The raw bytes of regions.
+
+        Args:
+            regions: Region rows, ascending.
+            own: Each gets memory of its own, instead of views of shared buffers.
+        """
+        tree = self.index.tree
+        rows = _ranges(tree.region_chunk_starts[regions], tree.region_chunk_starts[regions + 1])
+        work = self._plan(rows, regions, own)
+        for region in regions.tolist():
+            if region not in work.views:
+                work.buffers[region] = aligned_empty(int(tree.region_nbytes[region]))
+        reps = np.fromiter(work.users, np.int64, len(work.users))
+        runs = plan_runs(self.index.placement, reps, groups=self._region_of[reps])
+        with Threads() as threads:
+            for run in runs:
+                self._read_run(run, work, threads, reporter)
+            threads.drain()
+        return work.buffers
+
+    def _plan(self, rows: NDArray[np.int64], regions: NDArray[np.int64], own: bool) -> _Work:
+        placement = self.index.placement
+        files, offsets = placement.files[rows], placement.offsets[rows]
+        order = np.lexsort((rows, offsets, files))
+        ordered = rows[order]
+        same = np.zeros(len(rows), bool)
+        same[1:] = (files[order][1:] == files[order][:-1]) & (
+            offsets[order][1:] == offsets[order][:-1]
+        )
+        users: dict[int, list[int]] = {}
+        last = -1
+        for row, repeated in zip(ordered.tolist(), same.tolist()):
+            if repeated:
+                users[last].append(row)
+            else:
+                users[row] = [row]
+                last = row
+        views = set() if own else self._contiguous(regions)
+        # A stored range is handed out as a view once: no write may reach another name.
+        views -= {int(self._region_of[row]) for rest in users.values() for row in rest[1:]}
+        return _Work(users, views)
+
+    def _contiguous(self, regions: NDArray[np.int64]) -> set[int]:
+        """Regions of fixed width whose chunks are raw and one contiguous range."""
+        tree, placement = self.index.tree, self.index.placement
+        bad = placement.codecs != 0
+        files, offsets = placement.files, placement.offsets.astype(np.int64)
+        inner = self._region_of[1:] == self._region_of[:-1]
+        apart = (files[1:] != files[:-1]) | (offsets[1:] != offsets[:-1] + placement.stored[:-1])
+        bad = bad.copy()
+        bad[1:] |= inner & apart
+        broken = np.zeros(len(tree.region_nchunks), bool)
+        broken[self._region_of[bad]] = True
+        return set(regions[~broken[regions]].tolist())
+
+    def _read_run(self, run: Run, work: _Work, threads: Threads, reporter: Reporter) -> None:
+        buffer = aligned_empty(run.stop - run.start)
+        for rows in _pieces(self.index, run):
+            first, last = rows[0], rows[-1]
+            a = int(self.index.placement.offsets[first])
+            b = int(self.index.placement.offsets[last]) + int(self.index.placement.stored[last])
+            task = partial(self._read_piece, run, (a, b), rows, buffer, work, reporter)
+            threads.submit(task, b - a)
+        at = self.index.tree.region_chunk_starts
+        for region in np.unique(self._region_of[run.chunks]).tolist():
+            if region in work.views:
+                a = int(self.index.placement.offsets[at[region]]) - run.start
+                work.buffers[region] = buffer[a : a + int(self.index.tree.region_nbytes[region])]
+
+    def _read_piece(
+        self,
+        run: Run,
+        span: tuple[int, int],
+        rows: Sequence[int],
+        buffer: NDArray[np.uint8],
+        work: _Work,
+        reporter: Reporter,
+    ) -> None:
+        a, b = span
+        out = memoryview(buffer)[a - run.start : b - run.start]  # type: ignore[arg-type]
+        self._get(run.file, a, b, out)
+        placement = self.index.placement
+        for row in rows:
+            offset, nbytes = int(placement.offsets[row]), int(placement.stored[row])
+            stored = out[offset - a : offset - a + nbytes]
+            copies = [u for u in work.users[row] if int(self._region_of[u]) not in work.views]
+            raw = self._check(row, stored, needed=bool(copies))
+            for user in copies:
+                start = int(self._starts[user])
+                target = work.buffers[int(self._region_of[user])]
+                target[start : start + len(raw)] = np.frombuffer(raw, np.uint8)
+        reporter.advance(b - a)
+
+    def _get(self, file: int, start: int, stop: int, out: memoryview) -> None:
+        file_id = self.index.files.ids[file]
+        key = Key(f"data/{file_id}")
+        try:
+            self.backend.get(key, start, stop, out)
+        except NotFoundError as error:
+            raise CorruptError(
+                "data file is missing",
+                reason="missing-file",
+                where=f"{key}, tensor {self._tensor_at(file, start)!r}",
+                do='restore another step or run "ckptfmt verify"',
+            ) from error
+        except CorruptError as error:
+            mark_damaged(self.backend, file_id)
+            raise CorruptError(
+                "data file is too short",
+                reason="short-file",
+                where=f"{key}[{start}:{stop}), tensor {self._tensor_at(file, start)!r}",
+                expected=f"{int(self.index.files.nbytes[file])} bytes",
+                found=error.found,
+                do=CURE,
+            ) from error
+
+    def _check(
+        self, row: int, stored: memoryview, *, needed: bool
+    ) -> bytes | bytearray | memoryview:
+        """Verify a chunk's stored bytes; decode them if they are needed."""
+        placement, tree = self.index.placement, self.index.tree
+        pipeline = placement.pipelines[int(placement.codecs[row])]
+        raw_digest = tree.chunk_digests[row].tobytes()
+        digests = placement.digests
+        stored_digest = raw_digest if digests is None else digests[row].tobytes()
+        algorithm, where = self.index.header.algorithm, self.where(row)
+        try:
+            if pipeline and needed:
+                return decode_chunk(
+                    stored,
+                    pipeline,
+                    int(tree.chunk_raw[row]),
+                    (stored_digest, raw_digest),
+                    algorithm,
+                    where,
+                )
+            if self.verify:
+                check_chunk(stored, stored_digest, algorithm, where)
+        except CorruptError:
+            mark_damaged(self.backend, self.index.files.ids[int(placement.files[row])])
+            raise
+        return stored
+
+    def where(self, row: int) -> str:
+        """A chunk's file, byte range and tensor, for a message."""
+        placement, tree = self.index.placement, self.index.tree
+        file = self.index.files.ids[int(placement.files[row])]
+        start = int(placement.offsets[row])
+        tensor = int(tree.region_tensors[self._region_of[row]])
+        name = tree.leaf_names[int(tree.tensor_first_leaf[tensor])]
+        return f"data/{file}[{start}:{start + int(placement.stored[row])}), tensor {name!r}"
+
+    def _tensor_at(self, file: int, offset: int) -> str:
+        placement, tree = self.index.placement, self.index.tree
+        hits = np.flatnonzero((placement.files == file) & (placement.offsets == offset))
+        if len(hits) == 0:
+            return ""
+        tensor = int(tree.region_tensors[self._region_of[hits[0]]])
+        return tree.leaf_names[int(tree.tensor_first_leaf[tensor])]
+
+    # -- chunks ---------------------------------------------------------------------------------
+
+    def chunks(self, rows: NDArray[np.int64], reporter: Reporter) -> dict[int, NDArray[np.uint8]]:
+        """Raw bytes of single chunks, each in memory of its own."""
+        placement, made = self.index.placement, {}
+        rows = np.unique(rows)
+
+        def take(run: Run, a: int, b: int, piece: Sequence[int]) -> None:
+            buffer = memoryview(bytearray(b - a))
+            self._get(run.file, a, b, buffer)
+            for row in piece:
+                start = int(placement.offsets[row]) - a
+                stored = buffer[start : start + int(placement.stored[row])]
+                made[row] = np.frombuffer(self._check(row, stored, needed=True), np.uint8)
+            reporter.advance(b - a)
+
+        with Threads() as threads:
+            # No gap is read over: what is asked for is what is read.
+            for run in plan_runs(placement, rows, gap_nbytes=0):
+                for piece in _pieces(self.index, run):
+                    a = int(placement.offsets[piece[0]])
+                    b = int(placement.offsets[piece[-1]]) + int(placement.stored[piece[-1]])
+                    threads.submit(partial(take, run, a, b, piece), b - a)
+            threads.drain()
+        return made
+
+    # -- maps -----------------------------------------------------------------------------------
+
+    def maps(self, regions: NDArray[np.int64], reporter: Reporter) -> dict[int, NDArray[np.uint8]]:
+        """Copy-on-write maps of regions: zero-copy, private, of raw and contiguous ones only.
+
+        Raises:
+            UnsupportedError: kind `unsupported-mmap` names the tensor, or the store.
+        """
+        tree, placement = self.index.tree, self.index.placement
+        good = self._contiguous(regions)
+        made: dict[int, NDArray[np.uint8]] = {}
+        mapped: dict[int, NDArray[np.uint8]] = {}
+        taken: set[tuple[int, int]] = set()
+        with Threads() as threads:
+            for region in regions.tolist():
+                row = int(tree.region_chunk_starts[region])
+                if region not in good:
+                    raise self._no_map(region, "its chunks are encoded, or not one range")
+                file, offset = int(placement.files[row]), int(placement.offsets[row])
+                if file not in mapped or (file, offset) in taken:
+                    # A range that is in use already gets a map of its own: writes stay private.
+                    mapped[file] = self._map(file, region)
+                taken.add((file, offset))
+                nbytes = int(tree.region_nbytes[region])
+                made[region] = mapped[file][offset : offset + nbytes]
+                if self.verify:
+                    threads.submit(partial(self._check_map, region, made[region], reporter), 0)
+            threads.drain()
+        return made
+
+    def _check_map(self, region: int, data: NDArray[np.uint8], reporter: Reporter) -> None:
+        at = self.index.tree.region_chunk_starts
+        view = memoryview(data)  # type: ignore[arg-type]
+        for row in range(int(at[region]), int(at[region + 1])):
+            start, nbytes = int(self._starts[row]), int(self.index.tree.chunk_raw[row])
+            self._check(row, view[start : start + nbytes], needed=False)
+        reporter.advance(len(view))
+
+    def _map(self, file: int, region: int) -> NDArray[np.uint8]:
+        file_id, expected = self.index.files.ids[file], int(self.index.files.nbytes[file])
+        try:
+            view = self.backend.map(Key(f"data/{file_id}"))
+        except NotFoundError as error:
+            raise CorruptError(
+                "data file is missing",
+                reason="missing-file",
+                where=f"data/{file_id}, {self._no_map(region, '').where}",
+                do=CURE,
+            ) from error
+        if view is None:
+            raise self._no_map(region, "this store cannot be mapped")
+        if len(view) != expected:
+            mark_damaged(self.backend, file_id)
+            raise CorruptError(
+                "data file has another size",
+                reason="short-file",
+                where=f"data/{file_id}",
+                expected=f"{expected} bytes",
+                found=f"{len(view)} bytes",
+                do=CURE,
+            )
+        return np.frombuffer(view, np.uint8)
+
+    def _no_map(self, region: int, why: str) -> UnsupportedError:
+        tree = self.index.tree
+        tensor = int(tree.region_tensors[region])
+        return UnsupportedError(
+            "tensor cannot be mapped",
+            reason="mmap",
+            where=repr(tree.leaf_names[int(tree.tensor_first_leaf[tensor])]),
+            found=why,
+            do='use mode="auto" or mode="read"',
+        )
+
+
+def _ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All integers of [begin, end) for each pair, concatenated."""
+    counts = ends - begins
+    at = starts(counts)
+    made: NDArray[np.int64] = np.arange(int(at[-1])) + np.repeat(begins - at[:-1], counts)
+    return made
+
+
+def _pieces(index: Index, run: Run) -> list[list[int]]:
+    """A run's chunks in pieces of several MiB of whole chunks."""
+    placement = index.placement
+    begins = placement.offsets[run.chunks].astype(np.int64)
+    number = (begins - run.start) // PIECE_NBYTES
+    bounds = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(run.chunks)]
+    rows = run.chunks.tolist()
+    return [rows[a:b] for a, b in pairwise(bounds)]
+
+
+def read_tensors(
+    backend: Backend,
+    index: Index,
+    tensors: Sequence[int],
+    *,
+    mode: Mode = "auto",
+    verify: bool = True,
+    reporter: Reporter,
+) -> dict[int, Array]:
+    """Tensor row -> array, writable and private to the caller.
+
+    Args:
+        mode: "auto" gives views of buffers of at most 256 MiB, "read" memory of its own to each,
+            "mmap" copy-on-write maps.
+        verify: Check every byte.
+    """
+    tree = index.tree
+    rows = np.unique(np.asarray(tensors, np.int64))
+    at = tree.tensor_region_starts
+    regions = _ranges(at[rows], at[rows + 1])
+    reader = ChunkReader(backend, index, verify=verify)
+    if mode == "mmap":
+        buffers = reader.maps(regions, reporter)
+    elif mode in ("auto", "read"):
+        buffers = reader.regions(regions, own=mode == "read", reporter=reporter)
+    else:
+        raise UsageError(
+            "unknown mode",
+            reason="mode",
+            expected="auto, mmap or read",
+            found=repr(mode),
+            do="choose one of these",
+        )
+    return {tensor: _array(index, tensor, buffers) for tensor in rows.tolist()}
+
+
+def _array(index: Index, tensor: int, buffers: Mapping[int, NDArray[np.uint8]]) -> Array:
+    tree = index.tree
+    dtype, shape = tree.dtype(tensor), tree.shape(tensor)
+    first, last = (int(x) for x in tree.tensor_region_starts[tensor : tensor + 2])
+    if first == last:
+        return np.zeros(shape, numpy_dtype(dtype))
+    if last == first + 1:
+        return parse_array(buffers[first], dtype, shape)
+    made: Array = np.empty(shape, numpy_dtype(dtype))
+    for region in range(first, last):
+        origin, extent = tree.box(region)
+        box = tuple(slice(o, o + e) for o, e in zip(origin, extent))
+        made[box] = parse_array(buffers[region], dtype, extent)
+    return made
+
+
+__all__ = ["RUN_NBYTES", "ChunkReader", "aligned_empty", "mark_damaged", "read_tensors"]

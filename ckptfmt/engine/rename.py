@@ -1,0 +1,68 @@
+"""Renaming stored leaves before they are compared: exact names or prefixes, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from ckptfmt.engine.adapter import StoredLeaf
+from ckptfmt.errors import UsageError
+
+Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str]"
+
+
+def renamed_leaves(
+    leaves: Sequence[StoredLeaf], rename: Rename
+) -> tuple[list[StoredLeaf], dict[str, str]]:
+    """Leaves under their target names, and what changed: stored name -> target name.
+
+    A rule of a mapping takes a stored name, or a name and all below it; the longest that fits wins.
+
+    Raises:
+        UsageError: A rule matches nothing, or two leaves end up under one name.
+    """
+    if not rename:
+        return list(leaves), {}
+    used: set[str] = set()
+    made, changed, owner = [], {}, dict[str, str]()
+    for leaf in leaves:
+        new = rename(leaf.name) if callable(rename) else _apply(rename, leaf.name, used)
+        if new in owner:
+            raise UsageError(
+                "two stored leaves get one name",
+                reason="rename",
+                where=repr(new),
+                found=f"{owner[new]!r} and {leaf.name!r}",
+                do="make the rules one-to-one",
+            )
+        owner[new] = leaf.name
+        if new != leaf.name:
+            changed[leaf.name] = new
+        made.append(leaf if new == leaf.name else replace(leaf, name=new))
+    if not callable(rename):
+        for rule in rename:
+            if rule not in used:
+                raise UsageError(
+                    "rename rule matches no stored leaf",
+                    reason="rename",
+                    where=repr(rule),
+                    do='list the stored names with "ckptfmt show"',
+                )
+    return made, changed
+
+
+def _apply(rules: Mapping[str, str], name: str, used: set[str]) -> str:
+    best = ""
+    found = False
+    for rule in rules:
+        fits = name == rule or rule == "" or name.startswith(f"{rule}/")
+        if fits and (not found or len(rule) > len(best)):
+            best, found = rule, True
+    if not found:
+        return name
+    used.add(best)
+    if best == "":
+        return f"{rules[best]}/{name}" if rules[best] else name
+    rest = name[len(best) :]
+    return rules[best] + rest if rules[best] else rest.removeprefix("/")

@@ -1,0 +1,104 @@
+"""From a comparison to a report, and to one error that lists everything. Spec: 08-protocol."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ckptfmt.engine.bind import Comparison
+from ckptfmt.engine.select import Matcher
+from ckptfmt.engine.source import Source
+from ckptfmt.errors import MismatchError
+from ckptfmt.types import RestoreReport, Select
+
+_LINES_MAX = 40
+
+
+class Rules(Protocol):
+    """The part of a restore's request that decides what is an error."""
+
+    @property
+    def strict(self) -> bool: ...
+    @property
+    def allow_missing(self) -> Select: ...
+    @property
+    def allow_unexpected(self) -> Select: ...
+
+
+def make_report(
+    comparison: Comparison, source: Source, renamed: Mapping[str, str]
+) -> RestoreReport:
+    info = source.info
+    return RestoreReport(
+        info=info,
+        step=0 if info is None or info.step is None else info.step,
+        matched=tuple(comparison.matched()),
+        missing=tuple(comparison.missing_names),
+        unexpected=tuple(comparison.unexpected()),
+        pending=tuple(comparison.pending_names),
+        shapes=tuple(comparison.mismatches["shape"].values()),
+        dtypes=tuple(comparison.mismatches["dtype"].values()),
+        kinds=tuple(comparison.mismatches["kind"].values()),
+        cast={name: f"{old} -> {new}" for name, (old, new) in comparison.casts.items()},
+        renamed=dict(renamed),
+        matched_by=dict(comparison.matched_by),
+        ties=dict(comparison.ties),
+    )
+
+
+def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules) -> None:
+    """One MismatchError with all of them, before anything is touched.
+
+    Wrong shapes, dtypes and kinds always raise, and so does a restore that matches nothing;
+    missing and unexpected names raise if strict, but for the exceptions named.
+    """
+    missing = _not_allowed(report.missing, rules.allow_missing) if rules.strict else []
+    unexpected = _not_allowed(report.unexpected, rules.allow_unexpected) if rules.strict else []
+    wrong = [*report.shapes, *report.dtypes, *report.kinds]
+    nothing = not report.matched and not report.pending
+    if not (missing or unexpected or wrong or nothing):
+        return
+    lines = [f"  {m.name}: expected {m.expected}, found {m.found}" for m in wrong]
+    lines += [f"  missing in the checkpoint: {n}{_near(n, unexpected)}" for n in missing]
+    lines += [f"  not in the target: {n}" for n in unexpected]
+    if len(lines) > _LINES_MAX:
+        lines = [*lines[:_LINES_MAX], f"  … and {len(lines) - _LINES_MAX} more"]
+    what = "the target and the checkpoint disagree"
+    if nothing:
+        what = "nothing in the checkpoint matches the target"
+    raise MismatchError(
+        what + (":\n" + "\n".join(lines) + "\n" if lines else ""),
+        reason="nothing-matches" if nothing else "tree",
+        do=_cure(missing, unexpected, wrong),
+        report=replace(report),
+    )
+
+
+def _not_allowed(names: Sequence[str], allowed: Select) -> list[str]:
+    matcher = Matcher(allowed)
+    return [name for name in names if not matcher(name)]
+
+
+def _near(name: str, others: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, others[:5000], n=1, cutoff=0.6)
+    return f" (stored: {close[0]}; rename={{{close[0]!r}: {name!r}}}?)" if close else ""
+
+
+def _cure(missing: Sequence[str], unexpected: Sequence[str], wrong: Sequence[object]) -> str:
+    parts = []
+    if missing:
+        parts.append(f"allow_missing={_common(missing)!r}")
+    if unexpected:
+        parts.append(f"allow_unexpected={_common(unexpected)!r}, or take part with names=")
+    if wrong:
+        parts.append("fix the target's shapes and dtypes (allow_cast= converts dtypes)")
+    return "nothing was changed; to go on: " + "; ".join(parts or ["check the names"])
+
+
+def _common(names: Sequence[str]) -> object:
+    """The exception to write: the names, or their common containers if they are many."""
+    if len(names) <= 3:
+        return names[0] if len(names) == 1 else tuple(names)
+    return tuple(sorted({name.partition("/")[0] for name in names}))

@@ -1,0 +1,396 @@
+"""Restoring: the conductor. open -> index -> plan -> read -> decode -> bind. Spec: 08-protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.engine.adapter import StoredLeaf, Target, TensorSource
+from ckptfmt.engine.bind import Comparison, Staged, make_target, maker_of
+from ckptfmt.engine.cast import cast_array
+from ckptfmt.engine.dispatch import adapter_of, object_kind
+from ckptfmt.engine.lineage import remember
+from ckptfmt.engine.open import Checkpoint, parse_leaf_value
+from ckptfmt.engine.progress import Reporter
+from ckptfmt.engine.read import read_tensors
+from ckptfmt.engine.rename import Rename, renamed_leaves
+from ckptfmt.engine.report import make_report, raise_mismatches
+from ckptfmt.engine.select import Matcher
+from ckptfmt.engine.source import CheckpointSource, Source, TreeSource
+from ckptfmt.engine.tree import find_peers, walk
+from ckptfmt.errors import CheckpointError, PartialRestoreError, UsageError
+from ckptfmt.events import Progress
+from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, escape_key, join_name
+from ckptfmt.types import Mode, RestoreReport, Select
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """What a restore is asked for; the words of `ckptfmt.restore`."""
+
+    names: Select | None = None
+    rename: Rename = field(default_factory=dict)
+    strict: bool = True
+    allow_missing: Select = ()
+    allow_unexpected: Select = ()
+    allow_cast: bool | Select = False
+    atomic: bool = True
+    verify: bool = True
+    max_nbytes: int | None = None
+    progress: Progress = False
+
+
+# -- load: a tree of arrays ----------------------------------------------------------------------
+
+
+def load_tree(
+    checkpoint: Checkpoint,
+    *,
+    names: Select | None = None,
+    mode: Mode = "auto",
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
+) -> Any:
+    """The tree that was saved (or the selected part), with NumPy arrays, writable and private."""
+    tree, info = checkpoint.index.tree, checkpoint.info
+    positions = checkpoint.positions(names)
+    kinds = tree.leaf_kinds[positions] if positions else tree.leaf_kinds[:0]
+    rows = tree.leaf_rows[positions] if positions else tree.leaf_rows[:0]
+    wanted = np.unique(rows[kinds != LEAF_VALUE])
+    total = int(tree.tensor_nbytes[wanted].sum())
+    check_limit(total, max_nbytes)
+    with Reporter(progress, "load", total, checkpoint=info.name, step=info.step) as reporter:
+        arrays = read_tensors(
+            checkpoint.backend,
+            checkpoint.index,
+            wanted.tolist(),
+            mode=mode,
+            verify=verify,
+            reporter=reporter,
+        )
+    _as_objects(checkpoint, arrays)
+    leaves: list[Any] = []
+    for position, kind, row in zip(positions, kinds.tolist(), rows.tolist()):
+        if kind == LEAF_TENSOR:
+            leaves.append(arrays[row])
+        else:
+            data = tree.values[row] if kind == LEAF_VALUE else arrays[row].tobytes()
+            leaves.append(parse_leaf_value(data, tree.leaf_names[position]))
+    return checkpoint.nest(positions, leaves, partial=names is not None)
+
+
+def _as_objects(checkpoint: Checkpoint, arrays: dict[int, Array]) -> None:
+    """String tensors that were object arrays come back as object arrays."""
+    tree = checkpoint.index.tree
+    attribute = tree.leaf_attributes.get("numpy.object")
+    if attribute is None:
+        return
+    for position in attribute.rows.tolist():
+        row = int(tree.leaf_rows[position])
+        if row in arrays and tree.leaf_kinds[position] != LEAF_PACKED:
+            arrays[row] = arrays[row].astype(object)
+
+
+def check_limit(nbytes: int, max_nbytes: int | None) -> None:
+    """Before any allocation: no more logical bytes than asked for, nor than this machine has."""
+    limit, do = max_nbytes, "raise max_nbytes, or take part with names="
+    if limit is None:
+        limit = _memory_nbytes()
+        do = 'take part with names=, or use mode="mmap"; max_nbytes= overrides this'
+    if limit is not None and nbytes > limit:
+        raise UsageError(
+            "checkpoint is larger than allowed",
+            reason="max-nbytes",
+            expected=f"at most {limit} bytes",
+            found=f"{nbytes} bytes",
+            do=do,
+        )
+
+
+def _memory_nbytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+# -- restore: in place ---------------------------------------------------------------------------
+
+
+def source_of(source: Checkpoint | Mapping[str, Any]) -> Source:
+    return CheckpointSource(source) if isinstance(source, Checkpoint) else TreeSource(source)
+
+
+def restore_tree(target: object, source: Source, request: RestoreRequest) -> RestoreReport:
+    """Fill a target in place: everything that was asked for, or nothing."""
+    targets = make_targets(target)
+    comparison, report = compare(targets, source, request)
+    raise_mismatches(report, comparison, request)
+    if request.atomic:
+        _bind_all(targets, comparison, source, request)
+    else:
+        _bind_one_by_one(targets, comparison, source, request)
+    if isinstance(source, CheckpointSource):
+        checkpoint = source.checkpoint
+        remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
+    return report
+
+
+def plan_tree(target: object, source: Source, request: RestoreRequest) -> RestoreReport:
+    """What `restore_tree` would do; no tensor's data is read, no mismatch raised."""
+    return compare(make_targets(target), source, request)[1]
+
+
+def make_targets(target: object) -> list[Target]:
+    """The targets of a tree, in the order in which they are bound."""
+    peers = find_peers(target)
+    made = []
+    for visit in walk(target):
+        mine = peers.get(id(adapter_of(visit.obj)), []) if visit.kind != "value" else []
+        made.append(make_target(visit, mine))
+    return sorted(made, key=lambda t: t.order)
+
+
+def compare(
+    targets: Sequence[Target], source: Source, request: RestoreRequest
+) -> tuple[Comparison, RestoreReport]:
+    """Both sides, by name, before anything is read or touched."""
+    leaves, renamed = renamed_leaves(source.leaves(request.names), request.rename)
+    comparison = Comparison(leaves, cast_rule(request.allow_cast))
+    for target in targets:
+        target.compare(comparison)
+    _compare_ties(targets, comparison, source)
+    return comparison, make_report(comparison, source, renamed)
+
+
+def cast_rule(allow_cast: bool | Select) -> Callable[[str], bool]:
+    if isinstance(allow_cast, bool):
+        return lambda name: allow_cast
+    return Matcher(allow_cast)
+
+
+def _compare_ties(targets: Sequence[Target], comparison: Comparison, source: Source) -> None:
+    """One array at two names takes one value; a stored tie whose targets are two is reported."""
+    by_identity: dict[object, list[str]] = {}
+    for target in targets:
+        identity = getattr(target, "identity", None)
+        if identity is not None and target.name in comparison.sources:
+            by_identity.setdefault(identity, []).append(target.name)
+    one: dict[str, object] = {}
+    for identity, names in by_identity.items():
+        rows = {comparison.leaf(comparison.sources[name]).tensor for name in names}
+        one.update(dict.fromkeys(names, identity))
+        if len(rows) > 1 and len({source.digest(row) for row in rows}) > 1:
+            comparison.mismatch(
+                names[1],
+                f"one value for {' and '.join(map(repr, names))}, which are one array",
+                "two stored values",
+            )
+    for names in comparison.tensor_rows().values():
+        mine = [name for name in names if name in one]
+        if len(mine) > 1 and len({one[name] for name in mine}) > 1:
+            for name in mine[1:]:
+                comparison.tie(name, f"was one tensor with {mine[0]!r}, is filled on its own")
+
+
+def _stage(
+    comparison: Comparison, source: Source, request: RestoreRequest, rows: Sequence[int]
+) -> Staged:
+    arrays = source.tensors(rows, mode="auto", verify=request.verify, progress=request.progress)
+    staged = Staged(comparison, arrays, source)
+    for name, (_, wanted) in comparison.casts.items():
+        leaf = comparison.leaf(comparison.sources[name])
+        if leaf.tensor in arrays:
+            staged.put_cast(name, cast_array(arrays[leaf.tensor], wanted, name))
+    return staged
+
+
+def _bind_all(
+    targets: Sequence[Target], comparison: Comparison, source: Source, request: RestoreRequest
+) -> None:
+    """Everything is read and checked before the first target is touched; an error rolls back."""
+    rows = list(comparison.tensor_rows())
+    check_limit(source.nbytes(rows), request.max_nbytes)
+    staged = _stage(comparison, source, request, rows)
+    bound: list[Target] = []
+    try:
+        for target in targets:
+            bound.append(target)
+            target.bind(staged)
+    except BaseException as error:
+        _roll_back(bound, error)
+        raise
+
+
+def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:
+    failed = []
+    for target in reversed(bound):
+        try:
+            target.undo()
+        except Exception as error:
+            failed.append((target.name, error))
+    if failed:
+        raise PartialRestoreError(
+            "restore failed, and what it had changed could not all be put back",
+            reason="rollback",
+            where=", ".join(repr(name) for name, _ in failed),
+            found=f"{type(failed[0][1]).__name__}: {failed[0][1]}",
+            do="restore another checkpoint into fresh objects, or stop",
+            changed=tuple(name for name, _ in failed),
+        ) from cause
+
+
+def _bind_one_by_one(
+    targets: Sequence[Target], comparison: Comparison, source: Source, request: RestoreRequest
+) -> None:
+    """One pass in bounded memory: an error leaves what was bound before it."""
+    by_row = comparison.tensor_rows()
+    changed: list[str] = []
+    for target in targets:
+        prefix = f"{target.name}/" if target.name else ""
+        rows = [
+            row
+            for row, names in by_row.items()
+            if any(name == target.name or name.startswith(prefix) for name in names)
+        ]
+        try:
+            check_limit(source.nbytes(rows), request.max_nbytes)
+            target.bind(_stage(comparison, source, request, rows))
+        except Exception as error:
+            _partial(target, changed, error)
+        changed.append(target.name)
+
+
+def _partial(target: Target, changed: list[str], error: Exception) -> None:
+    try:
+        target.undo()
+    except Exception:
+        changed = [*changed, target.name]
+    if not changed:
+        raise error
+    raise PartialRestoreError(
+        "restore stopped half-way (atomic=False)",
+        reason="not-atomic",
+        where=repr(target.name),
+        found=f"{type(error).__name__}: {error}",
+        do="restore another checkpoint, or stop; `changed` names what holds new values",
+        changed=tuple(changed),
+    ) from error
+
+
+# -- load(like=): a new tree ---------------------------------------------------------------------
+
+
+def load_like(
+    like: Any,
+    source: Checkpoint | Mapping[str, Any],
+    request: RestoreRequest,
+    *,
+    mode: Mode = "auto",
+) -> Any:
+    """The structure of `like` with its own classes and the stored values, compared as in restore."""
+    stored = source_of(source)
+    leaves, renamed = renamed_leaves(stored.leaves(request.names), request.rename)
+    comparison = Comparison(leaves, cast_rule(request.allow_cast))
+    for name, obj in _leaves_of(like, ""):
+        spec = _spec_of(obj, name)
+        if spec is None:
+            comparison.value(name)
+        else:
+            comparison.tensor(name, spec.dtype, spec.shape)
+    report = make_report(comparison, stored, renamed)
+    raise_mismatches(report, comparison, request)
+    rows = list(comparison.tensor_rows())
+    check_limit(stored.nbytes(rows), request.max_nbytes)
+    staged = _stage(comparison, stored, request, rows)
+
+    def made(name: str, obj: Any) -> Any:
+        if name not in staged:
+            return obj
+        return staged[name] if _spec_of(obj, name) is None else _maker(obj)(staged[name])
+
+    if isinstance(stored, CheckpointSource):
+        checkpoint = stored.checkpoint
+        remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
+    return _rebuild(like, "", made)
+
+
+def _spec_of(obj: Any, name: str) -> TensorSource | StoredLeaf | None:
+    """dtype and shape of a tensor, or of anything that has both; None for a plain value."""
+    from ckptfmt.engine.tree import tensor_source
+
+    if isinstance(obj, np.generic):
+        return None
+    if isinstance(obj, np.ndarray) or object_kind(obj) == "tensor":
+        return tensor_source(obj, name)
+    if hasattr(obj, "shape") and hasattr(obj, "dtype"):
+        from ckptfmt.format import dtype_of
+
+        return StoredLeaf(name, dtype_of(np.dtype(obj.dtype)).name, tuple(map(int, obj.shape)))
+    return None
+
+
+def _maker(like: Any) -> Callable[[Array], Any]:
+    return maker_of(like)
+
+
+def _children(obj: Any) -> list[tuple[str, Any]] | None:
+    """Named children of a container that `like` may have; None for a leaf."""
+    if isinstance(obj, Mapping) and obj:
+        return [(escape_key(key), item) for key, item in obj.items()]
+    if isinstance(obj, list | tuple) and any(_deep(item) for item in obj):
+        return [(str(position), item) for position, item in enumerate(obj)]
+    return None
+
+
+def _deep(obj: Any) -> bool:
+    """Whether a tensor lies at or below: a sequence without one is one value."""
+    if isinstance(obj, Mapping):
+        return any(map(_deep, obj.values()))
+    if isinstance(obj, list | tuple):
+        return any(map(_deep, obj))
+    return not isinstance(obj, np.generic) and hasattr(obj, "shape") and hasattr(obj, "dtype")
+
+
+def _leaves_of(obj: Any, name: str) -> Iterator[tuple[str, Any]]:
+    children = _children(obj)
+    if children is None:
+        yield name, obj
+        return
+    for part, item in children:
+        yield from _leaves_of(item, join_name(name, part))
+
+
+def _rebuild(obj: Any, name: str, made: Callable[[str, Any], Any]) -> Any:
+    children = _children(obj)
+    if children is None:
+        return made(name, obj)
+    items = [_rebuild(item, join_name(name, part), made) for part, item in children]
+    if isinstance(obj, Mapping):
+        pairs = dict(zip(obj, items))
+        if isinstance(obj, dict):
+            new = obj.copy()
+            new.update(pairs)
+            return new
+        return type(obj)(pairs)  # type: ignore[call-arg]
+    if hasattr(obj, "_fields"):
+        return type(obj)(*items)
+    return type(obj)(items)
+
+
+__all__ = [
+    "CheckpointError",
+    "RestoreRequest",
+    "load_like",
+    "load_tree",
+    "plan_tree",
+    "restore_tree",
+]

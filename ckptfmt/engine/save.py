@@ -1,0 +1,384 @@
+"""Saving: the conductor. flatten -> plan -> stage -> encode -> write -> commit. Spec: 08-protocol."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from ckptfmt import __version__
+from ckptfmt.engine.catalog import (
+    Listed,
+    find,
+    info_of,
+    latest_order,
+    list_checkpoints,
+    list_notes,
+    newest_readable,
+    next_generation,
+    read_index,
+    read_notes,
+    read_tag,
+    read_tags,
+    warn_skipped,
+)
+from ckptfmt.engine.commit import (
+    Document,
+    check_or_withdraw,
+    delete_lower,
+    put_index,
+    sync_files,
+)
+from ckptfmt.engine.coordinate import (
+    begin,
+    clean_abandoned,
+    condemned,
+    end,
+    ensure_store_marker,
+    new_txn,
+    unusable,
+)
+from ckptfmt.engine.encode import Placed, encode_regions
+from ckptfmt.engine.lineage import recall, remember
+from ckptfmt.engine.notes import annotate
+from ckptfmt.engine.pipeline import Pipeline as Threads
+from ckptfmt.engine.plan import SaveOptions, SavePlan, plan_save
+from ckptfmt.engine.progress import Reporter
+from ckptfmt.engine.reuse import Bases
+from ckptfmt.engine.tree import flatten
+from ckptfmt.engine.write import DataFiles
+from ckptfmt.errors import (
+    CkptWarning,
+    ConflictError,
+    ExistsError,
+    FormatError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from ckptfmt.events import Progress
+from ckptfmt.format import (
+    FILE_NBYTES_TARGET_REMOTE,
+    About,
+    FilesSection,
+    Index,
+    digest,
+    pack_tree,
+    pack_value,
+    step_of,
+)
+from ckptfmt.storage import Backend
+from ckptfmt.types import At, CheckpointInfo, IfExists
+
+REWRITES_MAX = 5
+"""How often a save writes chunks anew because a collector condemned them, before it gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """What a save is asked for, names and defaults settled."""
+
+    name: str
+    step: int | None
+    metadata: Mapping[str, object]
+    metrics: Mapping[str, float]
+    if_exists: IfExists
+    options: SaveOptions
+    bases: Sequence[At] | None = None
+    timeout_s: float = 1800.0
+    progress: Progress = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Existing:
+    """What stands under the name already; `generation` is the next one."""
+
+    found: dict[str, list[Listed]]
+    listed: Listed | None
+    index: Index | None
+    generation: int
+
+
+def save_tree(tree: object, backend: Backend, request: SaveRequest) -> CheckpointInfo:
+    """Save a tree; committed and, if asked, durable when it returns."""
+    started = time.monotonic()
+    if request.if_exists == "keep":
+        kept = _look(backend, request.name)
+        if kept.listed is not None and kept.index is not None:
+            return _info(backend, kept.listed, kept.index.about, kept.index.files)
+    options = request.options
+    if not backend.capabilities.late_key:
+        options = replace(options, encoded_region_nbytes=FILE_NBYTES_TARGET_REMOTE)
+    plan = plan_save(flatten(tree), options)
+    ensure_store_marker(backend)
+    existing = _look(backend, request.name)
+    _refuse_early(backend, existing, plan, request)
+    with _open_save(backend, request, existing) as (txn, bases):
+        document, written = _write(backend, plan, request, bases, txn)
+        info = _commit(backend, document, request, existing)
+    remember(backend, info.name, document.about.tree_digest)
+    seconds = time.monotonic() - started
+    return replace(info, written_nbytes=written, seconds=seconds)
+
+
+def _look(backend: Backend, name: str) -> _Existing:
+    generation = next_generation(backend, name)
+    found = list_checkpoints(backend)
+    newest = newest_readable(backend, found[name]) if name in found else None
+    listed, index = newest or (None, None)
+    return _Existing(found, listed, index, generation)
+
+
+def _info(backend: Backend, listed: Listed, about: About, files: FilesSection) -> CheckpointInfo:
+    notes = list_notes(backend).get(about.txn.hex(), [])
+    return info_of(backend, listed, about, files, read_notes(backend, notes))
+
+
+def _refuse_early(
+    backend: Backend, existing: _Existing, plan: SavePlan, request: SaveRequest
+) -> None:
+    """Before a byte is staged: what would be refused at the commit, as far as it can be known."""
+    if read_tag(backend, request.name) is not None and existing.listed is None:
+        raise UsageError(
+            "this name is a tag",
+            reason="name-is-tag",
+            where=repr(request.name),
+            do="choose another name, or untag it first",
+        )
+    if request.name == "main" and any(step_of(name) is not None for name in existing.found):
+        warnings.warn(
+            "saved as `main` beside steps: load(path) still takes the highest step",
+            CkptWarning,
+            stacklevel=4,
+        )
+    if request.if_exists == "error" and existing.index is not None:
+        _refuse_other_structure(existing.index, plan, request)
+
+
+def _refuse_other_structure(index: Index, plan: SavePlan, request: SaveRequest) -> None:
+    """Names, shapes, dtypes or plain values differ from what the name holds."""
+    old, new = index.tree, plan.tree
+    same = (
+        old.leaf_names == new.leaf_names
+        and old.values == new.values
+        and old.dtypes == new.dtypes
+        and all(
+            bytes(a.astype("<u8").tobytes()) == bytes(b.astype("<u8").tobytes())
+            for a, b in (
+                (old.leaf_kinds, new.leaf_kinds),
+                (old.leaf_rows, new.leaf_rows),
+                (old.tensor_dtypes, new.tensor_dtypes),
+                (old.tensor_dims, new.tensor_dims),
+            )
+        )
+    )
+    if not same:
+        raise _exists(request)
+
+
+def _exists(request: SaveRequest) -> ExistsError:
+    return ExistsError(
+        "this name holds another tree",
+        reason="checkpoint",
+        where=repr(request.name),
+        do='choose another step or name, or pass if_exists="replace"; '
+        "if several ranks run this, call it on rank 0 only",
+    )
+
+
+@contextmanager
+def _open_save(
+    backend: Backend, request: SaveRequest, existing: _Existing
+) -> Iterator[tuple[str, list[Index]]]:
+    """Announce the save, then open its bases: nothing else may be reused (I4)."""
+    clean_abandoned(backend)
+    txn = new_txn()
+    chosen = choose_bases(backend, existing.found, request)
+    pairs = [(listed.name, listed.generation) for listed in chosen]
+    begin(backend, txn, step=request.step, name=request.name, bases=pairs)
+    try:
+        yield txn, _open_bases(backend, chosen)
+    except StorageError as error:
+        # What a commit of unknown outcome may need stays, and so does its `open`.
+        if not error.outcome_unknown:
+            end(backend, txn)
+        raise
+    except BaseException:
+        end(backend, txn)
+        raise
+    end(backend, txn)
+
+
+def choose_bases(
+    backend: Backend, found: Mapping[str, Sequence[Listed]], request: SaveRequest
+) -> list[Listed]:
+    """The checkpoints whose chunks may be reused: those asked for, else the latest and the one
+    that has this save's name."""
+    if request.bases is not None:
+        return [find(backend, found, at)[-1] for at in request.bases]
+    names = dict.fromkeys([*list(latest_order(found))[:1], request.name])
+    return [found[name][-1] for name in names if name in found]
+
+
+def _open_bases(backend: Backend, chosen: Sequence[Listed]) -> list[Index]:
+    """A base that cannot be read only costs reuse."""
+    made = []
+    for listed in chosen:
+        try:
+            made.append(read_index(backend, listed))
+        except NotFoundError:
+            continue
+        except FormatError as error:
+            warn_skipped(listed.key, error)
+    return made
+
+
+def _damaged(backend: Backend) -> set[str]:
+    """Files known to be rotten: no chunk of them is reused (I7)."""
+    return {entry.key.removeprefix("damaged/") for entry in backend.list("damaged/")}
+
+
+def _write(
+    backend: Backend, plan: SavePlan, request: SaveRequest, bases: Sequence[Index], txn: str
+) -> tuple[Document, int]:
+    """Data files and the document; again, without what a collector condemned meanwhile."""
+    refused = _damaged(backend)
+    bad: set[str] = set()
+    for _ in range(REWRITES_MAX):
+        named = condemned(backend)
+        usable = _usable_bases(backend, bases, request, refused | named)
+        placed, files = _write_once(backend, plan, request, (usable, named, txn))
+        tree = pack_tree(plan.tree)
+        document = Document(
+            _about(backend, plan, request, (txn, digest(tree, request.options.digest))),
+            *placed.finish(files.ids, {**usable.files, **files.done}),
+            tree,
+        )
+        if request.options.durable:
+            sync_files(backend, document.sizes())
+        bad = unusable(backend, document.sizes())
+        if not bad:
+            return document, sum(files.done.values())
+        refused |= bad
+    raise ConflictError(
+        "a collector condemned files of this save again and again",
+        reason="collected",
+        where=f"data/{min(bad)}",
+        do="run gc less often, or with a longer grace, and save again",
+    )
+
+
+def _usable_bases(
+    backend: Backend, bases: Sequence[Index], request: SaveRequest, refused: set[str]
+) -> Bases:
+    made = Bases(bases, request.options.digest, refused)
+    gone = unusable(backend, made.files)
+    return Bases(bases, request.options.digest, refused | gone) if gone else made
+
+
+def _write_once(
+    backend: Backend, plan: SavePlan, request: SaveRequest, into: tuple[Bases, set[str], str]
+) -> tuple[Placed, DataFiles]:
+    bases, named, txn = into
+    options, total = request.options, int(plan.tree.region_nbytes.sum())
+    with (
+        Reporter(
+            request.progress, "save", total, checkpoint=request.name, step=request.step
+        ) as reporter,
+        Threads() as threads,
+    ):
+        files = DataFiles(
+            backend,
+            txn,
+            threads,
+            algorithm=options.digest,
+            durable=options.durable,
+            condemned=named,
+        )
+        try:
+            return encode_regions(plan, bases, files, threads, reporter), files
+        except BaseException:
+            files.abort()
+            raise
+
+
+def _about(backend: Backend, plan: SavePlan, request: SaveRequest, ids: tuple[str, bytes]) -> About:
+    txn, tree_digest = ids
+    return About(
+        name=request.name,
+        step=request.step,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        txn=bytes.fromhex(txn),
+        parent=recall(backend),
+        writer=f"ckptfmt {__version__}",
+        algorithm=request.options.digest,
+        tree_digest=tree_digest,
+        metrics=request.metrics,
+        metadata=request.metadata,
+        nbytes=int(plan.tree.region_nbytes.sum()),
+        tensors=len(plan.tree.tensor_dtypes),
+    )
+
+
+def _commit(
+    backend: Backend, document: Document, request: SaveRequest, existing: _Existing
+) -> CheckpointInfo:
+    """Put the index, unless the name holds this tree already."""
+    while True:
+        listed, index = existing.listed, existing.index
+        if listed is not None and index is not None:
+            if _is_same(index, document):
+                return _keep(backend, listed, index, request)
+            if request.if_exists == "error":
+                raise _exists(request)
+            _refuse_tagged(backend, document)
+        put = put_index(
+            backend,
+            document,
+            existing.generation,
+            durable=request.options.durable,
+            timeout_s=request.timeout_s,
+        )
+        if put is not None:
+            break
+        existing = _look(backend, request.name)
+    check_or_withdraw(backend, document, put)
+    delete_lower(backend, put)
+    return info_of(backend, put, document.about, document.files)
+
+
+def _is_same(index: Index, document: Document) -> bool:
+    """The name holds this tree already (and, for one that is no step, as of this step)."""
+    old, new = index.about, document.about
+    return (old.tree_digest, old.step) == (new.tree_digest, new.step)
+
+
+def _keep(backend: Backend, listed: Listed, index: Index, request: SaveRequest) -> CheckpointInfo:
+    """Nothing to commit: only what is new in metrics and metadata is noted."""
+    info = _info(backend, listed, index.about, index.files)
+    metrics = {k: v for k, v in request.metrics.items() if info.metrics.get(k, None) != v}
+    metadata = {
+        k: v
+        for k, v in request.metadata.items()
+        if k not in info.metadata or pack_value(info.metadata[k]) != pack_value(v)
+    }
+    if not metrics and not metadata:
+        return info
+    annotate(backend, index.about, metrics=metrics, metadata=metadata)
+    return _info(backend, listed, index.about, index.files)
+
+
+def _refuse_tagged(backend: Backend, document: Document) -> None:
+    name, new = document.about.name, document.about.tree_digest.hex()
+    tags = [t.tag for t in read_tags(backend).values() if t.name == name and t.digest != new]
+    if tags:
+        raise UsageError(
+            "a tagged checkpoint is not replaced by another tree",
+            reason="tagged",
+            where=repr(name),
+            found=f"tag {', '.join(map(repr, tags))}",
+            do="untag it first",
+        )

@@ -1,0 +1,172 @@
+"""Where a restore reads from: a checkpoint of a store, or any tree of arrays, seen the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.engine.adapter import StoredLeaf, TensorSource
+from ckptfmt.engine.open import Checkpoint, parse_leaf_value
+from ckptfmt.engine.progress import Reporter
+from ckptfmt.engine.read import read_tensors
+from ckptfmt.engine.select import select_positions
+from ckptfmt.engine.tree import FlatTree, flatten, unflatten
+from ckptfmt.errors import UsageError
+from ckptfmt.events import Progress
+from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, Attribute
+from ckptfmt.types import CheckpointInfo, Mode, Select
+
+Array = NDArray[Any]
+
+
+class Source(Protocol):
+    """Stored leaves, and the tensors' data on demand."""
+
+    info: CheckpointInfo | None
+
+    def leaves(self, names: Select | None) -> list[StoredLeaf]:
+        """The selected leaves, in order. NotFoundError if a pattern matches nothing."""
+
+    def nbytes(self, tensors: Sequence[int]) -> int: ...
+    def tensors(
+        self, rows: Sequence[int], *, mode: Mode, verify: bool, progress: Progress
+    ) -> dict[int, Array]: ...
+    def digest(self, tensor: int) -> object:
+        """Equal for tensors of equal content, as far as it is known without reading."""
+
+    def containers(self) -> dict[str, tuple[str, bytes]]: ...
+
+
+class CheckpointSource:
+    """A checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint, self.info = checkpoint, checkpoint.info
+
+    def leaves(self, names: Select | None) -> list[StoredLeaf]:
+        checkpoint, tree = self.checkpoint, self.checkpoint.index.tree
+        positions = checkpoint.positions(names)
+        packed = [p for p in positions if tree.leaf_kinds[p] == LEAF_PACKED]
+        values = checkpoint.packed_values(packed) if packed else {}
+        attributes = leaf_attributes(tree.leaf_attributes, tree.leaf_names)
+        made = []
+        for position in positions:
+            name, row = tree.leaf_names[position], int(tree.leaf_rows[position])
+            kind, extra = tree.leaf_kinds[position], attributes.get(position, {})
+            if kind == LEAF_TENSOR:
+                dtype = tree.dtype(row).name
+                made.append(StoredLeaf(name, dtype, tree.shape(row), row, None, extra))
+            else:
+                value = (
+                    parse_leaf_value(tree.values[row], name)
+                    if kind == LEAF_VALUE
+                    else values[position]
+                )
+                made.append(StoredLeaf(name, value=value, attributes=extra))
+        return made
+
+    def nbytes(self, tensors: Sequence[int]) -> int:
+        rows = np.unique(np.asarray(tensors, np.int64))
+        return int(self.checkpoint.index.tree.tensor_nbytes[rows].sum())
+
+    def tensors(
+        self, rows: Sequence[int], *, mode: Mode, verify: bool, progress: Progress
+    ) -> dict[int, Array]:
+        info = self.checkpoint.info
+        with Reporter(
+            progress, "restore", self.nbytes(rows), checkpoint=info.name, step=info.step
+        ) as reporter:
+            return read_tensors(
+                self.checkpoint.backend,
+                self.checkpoint.index,
+                rows,
+                mode=mode,
+                verify=verify,
+                reporter=reporter,
+            )
+
+    def digest(self, tensor: int) -> object:
+        tree = self.checkpoint.index.tree
+        first, last = (int(x) for x in tree.tensor_region_starts[tensor : tensor + 2])
+        at = tree.region_chunk_starts
+        return tree.chunk_digests[int(at[first]) : int(at[last])].tobytes()
+
+    def containers(self) -> dict[str, tuple[str, bytes]]:
+        return self.checkpoint.containers()
+
+
+def leaf_attributes(
+    table: Mapping[str, Attribute], names: Sequence[str]
+) -> dict[int, dict[str, Any]]:
+    """Leaf position -> its attributes, for leaves that have any."""
+    made: dict[int, dict[str, Any]] = {}
+    for key, attribute in table.items():
+        for position, value in zip(attribute.rows.tolist(), attribute.values):
+            made.setdefault(position, {})[key] = parse_leaf_value(value, names[position])
+    return made
+
+
+class TreeSource:
+    """A tree in memory: nested dicts and lists of arrays of any framework."""
+
+    def __init__(self, tree: object) -> None:
+        self.info: CheckpointInfo | None = None
+        if isinstance(tree, Mapping) and not isinstance(tree, dict):
+            # A mapping of leaf names (what open_foreign gives): its names are taken as they are.
+            self._flat = _flat_of(tree)
+        else:
+            self._flat = flatten(tree)
+
+    def leaves(self, names: Select | None) -> list[StoredLeaf]:
+        flat, made = self._flat, []
+        for position in select_positions(flat.names, names, "the source tree"):
+            name, row = flat.names[position], flat.rows[position]
+            if flat.kinds[position] == LEAF_TENSOR:
+                source = flat.tensors[row]
+                made.append(StoredLeaf(name, source.dtype, tuple(source.shape), row))
+            elif flat.kinds[position] == LEAF_VALUE:
+                made.append(StoredLeaf(name, value=parse_leaf_value(flat.values[row], name)))
+            else:
+                data = flat.tensors[row].fetch().tobytes()
+                made.append(StoredLeaf(name, value=parse_leaf_value(data, name)))
+        return made
+
+    def nbytes(self, tensors: Sequence[int]) -> int:
+        sizes = (self._flat.tensors[row] for row in set(tensors))
+        return sum(int(np.prod(s.shape, dtype=np.int64)) for s in sizes)
+
+    def tensors(
+        self, rows: Sequence[int], *, mode: Mode, verify: bool, progress: Progress
+    ) -> dict[int, Array]:
+        return {row: np.array(self._flat.tensors[row].fetch()) for row in set(rows)}
+
+    def digest(self, tensor: int) -> object:
+        return tensor
+
+    def containers(self) -> dict[str, tuple[str, bytes]]:
+        return {name: (kind, argument) for name, kind, argument in self._flat.containers}
+
+
+def _flat_of(mapping: Mapping[str, Any]) -> FlatTree:
+    made = FlatTree()
+    for name in mapping:
+        leaf = flatten(mapping[name])
+        if leaf.names != [""]:
+            raise UsageError(
+                "a mapping of leaf names holds a container",
+                reason="source",
+                where=repr(name),
+                do="pass a nested dict instead",
+            )
+        made.names.append(name)
+        made.kinds += leaf.kinds
+        made.rows.append(len(made.values) if leaf.kinds[0] == LEAF_VALUE else len(made.tensors))
+        made.values += leaf.values
+        made.tensors += leaf.tensors
+    return made
+
+
+__all__ = ["CheckpointSource", "Source", "TensorSource", "TreeSource", "unflatten"]

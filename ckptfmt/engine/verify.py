@@ -1,0 +1,371 @@
+"""Verification: every byte of indexes and data files, padding and tables included. Spec: 05, 07, 08.
+
+A data file is read once, whole: its head, chunks, table, footer and zeros are checked against each
+other, then the placement of every index against the file's table. Damages are returned, with the
+checkpoint and tensor that they hit; damaged files are marked (I7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckptfmt.engine.catalog import (
+    Listed,
+    list_checkpoints,
+    list_indexes,
+    list_notes,
+    read_index,
+    read_tag,
+)
+from ckptfmt.engine.coordinate import check_store_marker
+from ckptfmt.engine.progress import Reporter
+from ckptfmt.engine.read import mark_damaged
+from ckptfmt.engine.select import Matcher
+from ckptfmt.errors import CheckpointError, FormatError, NotFoundError
+from ckptfmt.events import Progress
+from ckptfmt.format import (
+    FOOTER_NBYTES,
+    HEAD_NBYTES,
+    DataTable,
+    Footer,
+    Index,
+    check_chunk,
+    decode_chunk,
+    gaps,
+    parse_footer,
+    parse_head,
+    parse_index,
+    parse_table,
+    starts,
+)
+from ckptfmt.storage import Backend
+from ckptfmt.types import Damage, Key, Select, VerifyReport
+
+if TYPE_CHECKING:
+    from ckptfmt.engine.open import Checkpoint
+
+_READ_NBYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class FileState:
+    """What was found of one data file: its table, its damages, and how much was read."""
+
+    file: str
+    nbytes: int = 0
+    table: DataTable | None = None
+    problems: list[Damage] = field(default_factory=list)
+
+
+def verify_store(
+    backend: Backend,
+    listed: Listed | None = None,
+    *,
+    executor: Executor | None = None,
+    progress: Progress = False,
+) -> VerifyReport:
+    """Verify one checkpoint, or everything in the store (quarantined ones, notes, tags, marker).
+
+    Args:
+        executor: Files are read by its workers; None: one after another.
+    """
+    problems: list[Damage] = []
+    if listed is not None:
+        rows = [listed]
+    else:
+        problems += _verify_rest(backend)
+        rows = [g for prefix in ("checkpoints/", "quarantine/") for g in _all(backend, prefix)]
+    indexes: dict[Listed, Index] = {}
+    for row in rows:
+        try:
+            indexes[row] = read_index(backend, row)
+        except NotFoundError:
+            continue  # deleted since the listing
+        except FormatError as error:
+            problems.append(Damage(row.key, 0, row.nbytes, row.name, "", str(error)))
+    files = _files_of(indexes.values())
+    total = sum(files.values())
+    check = partial(verify_file, backend)
+    with Reporter(progress, "verify", total) as reporter:
+        states: Iterable[FileState] = (
+            map(check, files) if executor is None else executor.map(check, files)
+        )
+        by_id = {}
+        for state in states:
+            by_id[state.file] = state
+            reporter.advance(state.nbytes)
+    for row, index in indexes.items():
+        problems += _damages_of(row, index, by_id)
+    problems += _unnamed(by_id.values(), problems)
+    for file in sorted({p.file.removeprefix("data/") for p in problems if p.file in _keys(by_id)}):
+        mark_damaged(backend, file)
+    return VerifyReport(tuple(problems), len(rows), len(files), total)
+
+
+def _all(backend: Backend, prefix: str) -> list[Listed]:
+    found = list_indexes(backend, prefix)
+    return [listed for name in sorted(found) for listed in found[name]]
+
+
+def _keys(by_id: Mapping[str, FileState]) -> set[str]:
+    return {f"data/{file}" for file in by_id}
+
+
+def _files_of(indexes: Iterable[Index]) -> dict[str, int]:
+    made: dict[str, int] = {}
+    for index in indexes:
+        made.update(zip(index.files.ids, index.files.nbytes.tolist()))
+    return made
+
+
+def _verify_rest(backend: Backend) -> list[Damage]:
+    """Notes, tags and the marker: none of them is needed to read a checkpoint."""
+    problems = []
+
+    def attempt(key: str, nbytes: int, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except NotFoundError:
+            pass
+        except CheckpointError as error:
+            problems.append(Damage(key, 0, nbytes, "", "", str(error)))
+
+    attempt("ckptfmt.json", 0, lambda: check_store_marker(backend))
+    for notes in list_notes(backend).values():
+        for _, entry in notes:
+            attempt(
+                entry.key,
+                entry.nbytes,
+                partial(_parse_note, backend, entry.key, entry.nbytes),
+            )
+    for entry in backend.list("tags/"):
+        attempt(
+            entry.key, entry.nbytes, partial(read_tag, backend, entry.key.removeprefix("tags/"))
+        )
+    return problems
+
+
+def _parse_note(backend: Backend, key: Key, nbytes: int) -> Index:
+    return parse_index(backend.get(key, 0, nbytes), key)
+
+
+# -- one file -----------------------------------------------------------------------------------
+
+
+def verify_file(backend: Backend, file: str) -> FileState:
+    """Read a data file once and check all of it. Picklable arguments, if the backend is."""
+    key, state = Key(f"data/{file}"), FileState(file)
+
+    def bad(start: int, stop: int, reason: str, tensor: str = "") -> None:
+        state.problems.append(Damage(key, start, stop, "", tensor, reason))
+
+    entry = backend.stat(key)
+    if entry is None:
+        bad(0, 0, "data file is missing")
+        return state
+    state.nbytes = entry.nbytes
+    try:
+        footer, table = _read_table(backend, key, entry.nbytes)
+    except CheckpointError as error:
+        start = max(0, entry.nbytes - FOOTER_NBYTES)
+        bad(start, entry.nbytes, f"table cannot be read: {error}")
+        return state
+    state.table = table
+    if footer.id != file:
+        bad(entry.nbytes - FOOTER_NBYTES, entry.nbytes, f"content belongs to the id {footer.id}")
+    try:
+        algorithm = parse_head(backend.get(key, 0, HEAD_NBYTES), key)
+        if algorithm != footer.algorithm:
+            bad(0, HEAD_NBYTES, f"head says {algorithm}, footer {footer.algorithm}")
+    except CheckpointError as error:
+        bad(0, HEAD_NBYTES, str(error))
+    try:
+        _check_body(backend, key, (footer, table), entry.nbytes, bad)
+    except CheckpointError as error:
+        bad(0, entry.nbytes, f"data file cannot be read: {error}")
+    return state
+
+
+def _read_table(backend: Backend, key: Key, nbytes: int) -> tuple[Footer, DataTable]:
+    tail = backend.get(key, max(0, nbytes - FOOTER_NBYTES), nbytes)
+    footer = parse_footer(tail, nbytes, key)
+    start = footer.table_offset
+    return footer, parse_table(backend.get(key, start, start + footer.table_nbytes), footer, key)
+
+
+def _check_body(
+    backend: Backend,
+    key: Key,
+    found: tuple[Footer, DataTable],
+    nbytes: int,
+    bad: Callable[..., None],
+) -> None:
+    """Chunks and zeros, in windows of the file."""
+    footer, table = found
+    region_ends = starts(table.region_nchunks)[1:]
+    offsets = table.chunk_offsets.astype(np.int64)
+    ends = offsets + table.chunk_stored.astype(np.int64)
+    empty = gaps(table, footer, nbytes)
+    chunk = gap = 0
+    while chunk < len(offsets) or gap < len(empty):
+        at = min(
+            int(offsets[chunk]) if chunk < len(offsets) else nbytes,
+            empty[gap][0] if gap < len(empty) else nbytes,
+        )
+        last = max(chunk, int(np.searchsorted(ends, at + _READ_NBYTES, "right")))
+        if last == chunk < len(offsets) and int(offsets[chunk]) == at:
+            last = chunk + 1  # a chunk larger than the window
+        stop = max(at + _READ_NBYTES, int(ends[last - 1]) if last > chunk else 0)
+        stop = min(stop, nbytes)
+        window = backend.get(key, at, stop)
+        for row in range(chunk, last):
+            a, b = int(offsets[row]), int(ends[row])
+            name = table.region_names[int(np.searchsorted(region_ends, row, "right"))]
+            try:
+                _check_stored(table, row, window[a - at : b - at], footer.algorithm, key)
+            except FormatError as error:
+                bad(a, b, str(error), name)
+        chunk = last
+        while gap < len(empty) and empty[gap][0] < stop:
+            a, b = empty[gap]
+            _check_zeros(window[a - at : min(b, stop) - at], a, bad)
+            if b > stop:
+                empty[gap] = (stop, b)
+                break
+            gap += 1
+
+
+def _check_stored(table: DataTable, row: int, stored: memoryview, algorithm: str, key: Key) -> None:
+    start = int(table.chunk_offsets[row])
+    where = f"{key}[{start}:{start + len(stored)})"
+    pipeline = table.pipelines[int(table.chunk_codecs[row])]
+    raw = table.chunk_digests[row].tobytes()
+    if not pipeline:
+        check_chunk(stored, raw, algorithm, where)
+        return
+    nbytes = int(table.chunk_raw[row])
+    decode_chunk(stored, pipeline, nbytes, (table.stored_digest(row), raw), algorithm, where)
+
+
+def _check_zeros(window: memoryview, start: int, bad: Callable[..., None]) -> None:
+    hits = np.flatnonzero(np.frombuffer(window, np.uint8))
+    if len(hits):
+        bad(start + int(hits[0]), start + int(hits[-1]) + 1, "padding is not zero")
+
+
+# -- what is hit --------------------------------------------------------------------------------
+
+
+def _damages_of(listed: Listed, index: Index, states: Mapping[str, FileState]) -> list[Damage]:
+    """The damages of an index's files that hit it, by tensor, and where its placement disagrees
+    with a file's table."""
+    made: list[Damage] = []
+    files = [states[file] for file in index.files.ids]
+    placement, tree = index.placement, index.tree
+    wide = placement.offsets.astype(np.int64)
+    ends = wide + placement.stored
+    owner = np.repeat(tree.region_tensors.astype(np.int64), tree.region_nchunks)
+    for number, state in enumerate(files):
+        mine = placement.files == number
+        for problem in state.problems:
+            if state.table is None:
+                hit = np.flatnonzero(mine)
+            else:
+                hit = np.flatnonzero(mine & (wide < problem.stop) & (ends > problem.start))
+            for tensor in np.unique(owner[hit]).tolist():
+                made.append(
+                    replace(problem, checkpoint=listed.name, tensor=_name_of(index, tensor))
+                )
+        expected = int(index.files.nbytes[number])
+        if state.nbytes not in (expected, 0):
+            reason = f"file has {state.nbytes} bytes, the index says {expected}"
+            made.append(Damage(f"data/{state.file}", 0, state.nbytes, listed.name, "", reason))
+        if state.table is not None:
+            made += _disagreements(listed, index, state, np.flatnonzero(mine), owner)
+    return made
+
+
+def _name_of(index: Index, tensor: int) -> str:
+    return index.tree.leaf_names[int(index.tree.tensor_first_leaf[tensor])]
+
+
+def _disagreements(
+    listed: Listed,
+    index: Index,
+    state: FileState,
+    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    owner: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> list[Damage]:
+    """Chunks that the file's table does not have as the index says."""
+    table, placement = state.table, index.placement
+    assert table is not None
+    if table.chunk_digests.shape[1:] != index.tree.chunk_digests.shape[1:]:
+        good = np.zeros(len(rows), bool)
+    else:
+        offsets = placement.offsets[rows]
+        at = np.searchsorted(table.chunk_offsets, offsets)
+        inside = at < len(table.chunk_offsets)
+        at = np.minimum(at, len(table.chunk_offsets) - 1)
+        good = inside & (table.chunk_offsets[at] == offsets)
+        good &= table.chunk_stored[at] == placement.stored[rows]
+        good &= table.chunk_raw[at] == index.tree.chunk_raw[rows]
+        good &= (table.chunk_digests[at] == index.tree.chunk_digests[rows]).all(axis=1)
+    made = []
+    for row in rows[~good].tolist():
+        start = int(placement.offsets[row])
+        made.append(
+            Damage(
+                f"data/{state.file}",
+                start,
+                start + int(placement.stored[row]),
+                listed.name,
+                _name_of(index, int(owner[row])),
+                "the file's table has no such chunk",
+            )
+        )
+    return made
+
+
+def _unnamed(states: Iterable[FileState], named: Sequence[Damage]) -> list[Damage]:
+    """Damages that hit no tensor of any checkpoint: padding, tables, chunks that nobody uses."""
+    seen = {(p.file, p.start, p.stop) for p in named}
+    return [p for s in states for p in s.problems if (p.file, p.start, p.stop) not in seen]
+
+
+def verify_checkpoint(checkpoint: Checkpoint, names: Select) -> VerifyReport:
+    """The selected leaves of an open checkpoint."""
+    index, info = checkpoint.index, checkpoint.info
+    listed = Listed(info.name, info.generation, Key(f"checkpoints/{info.name}"), 0)
+    matcher = Matcher(names)
+    wanted = {name for name in index.tree.leaf_names if matcher(name)}
+    rows = {
+        int(row)
+        for name, kind, row in zip(
+            index.tree.leaf_names, index.tree.leaf_kinds, index.tree.leaf_rows
+        )
+        if kind != 1 and name in wanted
+    }
+    chosen = {_name_of(index, row) for row in rows}
+    used = np.isin(
+        np.repeat(index.tree.region_tensors, index.tree.region_nchunks), np.array(sorted(rows))
+    )
+    numbers = np.unique(index.placement.files[used]).tolist() if len(used) else []
+    states = {file: FileState(file) for file in index.files.ids}
+    for number in numbers:
+        file = index.files.ids[number]
+        states[file] = verify_file(checkpoint.backend, file)
+        if states[file].problems:
+            mark_damaged(checkpoint.backend, file)
+    found = _damages_of(listed, index, states)
+    problems = tuple(p for p in found if matcher.everything or not p.tensor or p.tensor in chosen)
+    total = sum(state.nbytes for state in states.values())
+    return VerifyReport(problems, 1, len(numbers), total)
+
+
+__all__ = ["FileState", "list_checkpoints", "verify_checkpoint", "verify_file", "verify_store"]

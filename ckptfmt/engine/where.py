@@ -1,0 +1,104 @@
+"""Which store, which checkpoint: paths, URLs, `@` selectors. Spec: 02-store."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ckptfmt.errors import CkptWarning, UsageError
+from ckptfmt.types import At, StrPath
+
+if TYPE_CHECKING:
+    from ckptfmt.engine.store import Store
+
+_SCHEMES_WITH_AT = ("hf://", "github://", "git://")
+_FILE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".keras")
+
+
+def parse_where(path: StrPath | Store) -> tuple[Store, At | None]:
+    """A store and, from a text `STORE@WHICH`, what it selects.
+
+    The text is split at the last `@` of its last segment; never a Path, a path that exists as it
+    stands, or a URL of a scheme that uses `@` itself. Digits are a step, `latest` is the latest.
+    """
+    from ckptfmt.engine.store import Store
+
+    if isinstance(path, Store):
+        return path, None
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(
+            "not a path, a URL or a Store",
+            reason="where",
+            found=type(path).__name__,
+            do="pass where the checkpoint lives as the second argument of save, the first of load",
+        )
+    text = os.fspath(path)
+    if text.rstrip("/").endswith(".ckptz"):
+        raise UsageError(
+            "one-file stores are not part of this version",
+            reason="one-file",
+            where=repr(text),
+            do="choose a folder's name",
+        )
+    at: At | None = None
+    if isinstance(path, str):
+        head, found, which = text.rpartition("@")
+        split = found and "/" not in which and not text.startswith(_SCHEMES_WITH_AT)
+        if split and not os.path.exists(text):
+            text, at = head, _parse_which(which, path)
+    return Store(text if isinstance(path, str) else path), at
+
+
+def _parse_which(which: str, path: str) -> At:
+    if not which:
+        raise UsageError(
+            "nothing is selected after the @",
+            reason="selector",
+            where=repr(path),
+            expected="a step, a name, a tag or latest",
+            do="write it, or pass a pathlib.Path if the @ belongs to the path",
+        )
+    return int(which) if which.isascii() and which.isdigit() else which
+
+
+def choose_at(selected: At | None, step: int | None, at: At | None) -> At | None:
+    """The one of `@WHICH`, `step=` and `at=` that is given.
+
+    Raises:
+        UsageError: More than one is.
+    """
+    given = {
+        key: value
+        for key, value in (("@", selected), ("step=", step), ("at=", at))
+        if value is not None
+    }
+    if len(given) > 1:
+        raise UsageError(
+            "a checkpoint is chosen twice",
+            reason="selector",
+            found=" and ".join(f"{key}{value}" for key, value in given.items()),
+            do="choose it once",
+        )
+    return next(iter(given.values()), None)
+
+
+def warn_of_suffix(store: Store) -> None:
+    """A store is a folder, also where its name looks like a file's."""
+    if store.url.rstrip("/").endswith(_FILE_SUFFIXES):
+        warnings.warn(
+            f"{store.url} becomes a folder, although its name looks like a file's",
+            CkptWarning,
+            stacklevel=4,
+        )
+
+
+def refuse_swapped(tree: Any, path: object) -> None:
+    """`save(path, tree)` instead of `save(tree, path)`."""
+    if isinstance(tree, str | os.PathLike) and not isinstance(path, str | os.PathLike):
+        raise UsageError(
+            "save(tree, path): arguments look swapped",
+            reason="swapped",
+            found=f"{type(tree).__name__} as tree, {type(path).__name__} as path",
+            do="pass the tree first",
+        )
