@@ -23,8 +23,10 @@ from ckptfmt.engine.adapter import (
 from ckptfmt.engine.api import load, open, plan, restore, save
 from ckptfmt.engine.open import Checkpoint, StoredTensor
 from ckptfmt.engine.registered import register_type
+from ckptfmt.engine.select import nearest, select_positions
 from ckptfmt.engine.store import Store
 from ckptfmt.engine.tree import flatten, unflatten
+from ckptfmt.engine.where import parse_where
 
 __all__ = [
     "ORDER_OPTIMIZER",
@@ -44,10 +46,13 @@ __all__ = [
     "TensorSource",
     "flatten",
     "load",
+    "nearest",
     "open",
+    "parse_where",
     "plan",
     "register_type",
     "restore",
     "save",
+    "select_positions",
     "unflatten",
 ]
