@@ -97,8 +97,8 @@ def _grow(names: Sequence[str], leaves: Sequence[object]) -> tuple[_Node, list[_
     nodes = [root]
     head, at = "", root
     for name, leaf in zip(names, leaves, strict=True):
-        above, _, part = name.rpartition("/")
-        if above != head or not part:
+        above, slash, part = name.rpartition("/")
+        if above != head or not part or (slash and not above):
             at = root
             for step in split_name(name)[:-1]:
                 below = at.children.get(step)
