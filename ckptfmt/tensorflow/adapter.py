@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ckptfmt.engine.adapter import Captured, ObjectKind, Target, TensorSource
+from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import CkptWarning, UnsupportedError, UsageError
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ckptfmt.engine.adapter import (
+from ckptfmt.engine import (
     ORDER_OPTIMIZER,
     ORDER_RNG,
     ORDER_TENSOR,
@@ -79,7 +79,8 @@ class VariableTarget:
         ask(comparison, self._raw, self.name, self.name)
 
     def bind(self, staged: Staged) -> None:
-        self._assigned.assign(self._variable, staged[self.name], self.name)
+        if self.name in staged:
+            self._assigned.assign(self._variable, staged[self.name], self.name)
 
     def undo(self) -> None:
         self._assigned.undo()
@@ -112,6 +113,9 @@ class ObjectTarget:
     def compare(self, comparison: Comparison) -> None:
         made = survey(self._obj, self.name)
         stored = comparison.stored(self.name)
+        if not made.found and list(stored) == [self.name] and stored[self.name].value == {}:
+            comparison.value(self.name)  # what an object without variables is stored as
+            return
         sources = match(made.found, stored, self.name)
         taken: set[str] = set()
         self._asked = []
@@ -128,7 +132,8 @@ class ObjectTarget:
 
     def bind(self, staged: Staged) -> None:
         for name, variable in self._asked:
-            self._assigned.assign(variable, staged[name], name)
+            if name in staged:
+                self._assigned.assign(variable, staged[name], name)
 
     def undo(self) -> None:
         self._assigned.undo()
@@ -349,10 +354,13 @@ class OptimizerTarget:
         }
 
     def bind(self, staged: Staged) -> None:
+        asked = [name for name in self._asked if name in staged]
+        if not asked:
+            return
         if self._build_on and not self._optimizer.built:
             keras_optimizer.build(self._optimizer, self._build_on)
         variables = self._variables(self._optimizer)
-        for name in self._asked:
+        for name in asked:
             self._assigned.assign(variables[name][0], staged[name], name)
 
     def undo(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ckptfmt.engine.adapter import TensorSource
+from ckptfmt.engine import TensorSource
 from ckptfmt.errors import UnsupportedError, UsageError
 
 # DLPack shares memory. It must see these only: asked for a tf.string tensor, TensorFlow 2.21 aborts

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ckptfmt.engine.adapter import StoredLeaf, TensorSource
+from ckptfmt.engine import StoredLeaf, TensorSource
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow import ADAPTER
 

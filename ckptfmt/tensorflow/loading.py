@@ -1,0 +1,126 @@
+"""Load and restore with TensorFlow's tensors and status objects around the engine's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ckptfmt import engine
+from ckptfmt.events import Progress
+from ckptfmt.format import escape_key, join_name
+from ckptfmt.tensorflow.status import RestoreStatus
+from ckptfmt.tensorflow.tensors import make_tensor
+from ckptfmt.types import At, Mode, Select, StrPath
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def load(
+    path: StrPath | engine.Store,
+    *,
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    like: Any = None,
+    mode: Mode = "auto",
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
+) -> Any:
+    """`ckptfmt.load` with tf tensors in place of arrays; names that were tied are one tensor.
+
+    With `like=`, its own classes decide, as in `ckptfmt.load`.
+
+    Raises:
+        UnsupportedError: TensorFlow has no dtype for an array; it names the leaf.
+    """
+    tree = engine.load(
+        path,
+        step=step,
+        at=at,
+        names=names,
+        like=like,
+        mode=mode,
+        verify=verify,
+        max_nbytes=max_nbytes,
+        progress=progress,
+    )
+    return tree if like is not None else to_tensors(tree)
+
+
+def restore(
+    objects: object,
+    source: StrPath | engine.Store | engine.Checkpoint | Mapping[str, Any],
+    *,
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
+    rename: Mapping[str, str] | Callable[[str], str] = _NOTHING,
+    strict: bool = True,
+    allow_missing: Select = (),
+    allow_unexpected: Select = (),
+    allow_cast: bool | Select = False,
+    atomic: bool = True,
+) -> RestoreStatus:
+    """`ckptfmt.restore`, with the status object that users of tf.train.Checkpoint know.
+
+    Everything is checked and assigned before it returns; a model must have been built.
+    """
+    return RestoreStatus(
+        engine.restore(
+            objects,
+            source,
+            step=step,
+            at=at,
+            names=names,
+            verify=verify,
+            max_nbytes=max_nbytes,
+            progress=progress,
+            rename=rename,
+            strict=strict,
+            allow_missing=allow_missing,
+            allow_unexpected=allow_unexpected,
+            allow_cast=allow_cast,
+            atomic=atomic,
+        )
+    )
+
+
+def to_tensors(tree: Any) -> Any:
+    """Replace every array; arrays that are one object become one tensor.
+
+    The tree's lists and dicts are updated in place.
+
+    Raises:
+        UnsupportedError: TensorFlow has no dtype for an array; it names the leaf.
+    """
+    return _convert(tree, "", {})
+
+
+def _convert(obj: Any, name: str, made: dict[int, tuple[Any, tf.Tensor]]) -> Any:
+    if isinstance(obj, np.ndarray):
+        if id(obj) not in made:  # the array is kept beside its tensor, so that its id stays its own
+            made[id(obj)] = (obj, make_tensor(obj, name))
+        return made[id(obj)][1]
+    if isinstance(obj, dict):
+        for key, item in obj.items():
+            obj[key] = _convert(item, join_name(name, escape_key(key)), made)
+    elif isinstance(obj, list):
+        obj[:] = [
+            _convert(item, join_name(name, str(position)), made)
+            for position, item in enumerate(obj)
+        ]
+    elif isinstance(obj, tuple):
+        items = [
+            _convert(item, join_name(name, str(position)), made)
+            for position, item in enumerate(obj)
+        ]
+        return type(obj)(*items) if hasattr(obj, "_fields") else tuple(items)
+    return obj
