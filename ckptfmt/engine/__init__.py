@@ -20,10 +20,10 @@ from ckptfmt.engine.adapter import (
     Target,
     TensorSource,
 )
-from ckptfmt.engine.api import load, open, plan, restore, save
+from ckptfmt.engine.api import load, load_as, open, plan, restore, save
 from ckptfmt.engine.open import Checkpoint, StoredTensor
 from ckptfmt.engine.registered import register_type
-from ckptfmt.engine.select import nearest, select_positions
+from ckptfmt.engine.select import Matcher, nearest, select_positions
 from ckptfmt.engine.store import Store
 from ckptfmt.engine.tree import flatten, unflatten
 from ckptfmt.engine.where import parse_where
@@ -37,6 +37,7 @@ __all__ = [
     "Captured",
     "Checkpoint",
     "Comparison",
+    "Matcher",
     "ObjectKind",
     "Staged",
     "Store",
@@ -46,6 +47,7 @@ __all__ = [
     "TensorSource",
     "flatten",
     "load",
+    "load_as",
     "nearest",
     "open",
     "parse_where",

@@ -124,6 +124,8 @@ class Target(Protocol):
 
     name: str
     order: int
+    # Optional: `identities: Mapping[str, Hashable]`, name -> the memory it will be written to. Two
+    # names with one identity take one value, and a stored tie whose names have two is reported.
 
     def compare(self, comparison: Comparison) -> None:
         """Say what is expected. Touches nothing. May be called for `plan` alone."""

@@ -10,6 +10,7 @@ from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.engine.rename import Rename
 from ckptfmt.engine.restore import (
+    Convert,
     RestoreRequest,
     load_like,
     load_tree,
@@ -233,6 +234,34 @@ def load(
             verify=verify,
             max_nbytes=max_nbytes,
             progress=progress,
+        )
+        if names is None:
+            remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
+        return made
+
+
+def load_as(
+    convert: Convert,
+    path: StrPath | Store,
+    *,
+    mode: Mode = "auto",
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
+) -> Any:
+    """`load` for adapters: `convert(array, stored leaf)` makes each tensor of the tree."""
+    with open(path, step=step, at=at) as checkpoint:
+        made = load_tree(
+            checkpoint,
+            names=names,
+            mode=mode,
+            verify=verify,
+            max_nbytes=max_nbytes,
+            progress=progress,
+            convert=convert,
         )
         if names is None:
             remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)

@@ -35,7 +35,7 @@ from ckptfmt.engine.rng import (
     set_generator_state,
     state_kind,
 )
-from ckptfmt.engine.source import Source
+from ckptfmt.engine.source import TreeSource
 from ckptfmt.engine.tree import Visit, capture, flatten, unflatten
 from ckptfmt.errors import UsageError
 from ckptfmt.types import Mismatch
@@ -47,9 +47,19 @@ class Comparison:
     """What is wanted against what is stored, by name; see `engine/adapter`."""
 
     def __init__(
-        self, leaves: Sequence[StoredLeaf], may_cast: Callable[[str], bool] = lambda name: False
+        self,
+        leaves: Sequence[StoredLeaf],
+        may_cast: Callable[[str], bool] = lambda name: False,
+        *,
+        wanted: Callable[[str], bool] = lambda name: True,
+        containers: Mapping[str, tuple[str, bytes]] | None = None,
+        attributes: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
+        self.containers = containers or {}
+        """Container name (renames applied) -> (kind, packed argument)."""
         self._leaves = {leaf.name: leaf for leaf in leaves}
+        self._wanted = wanted
+        self._attributes = attributes or {}
         self._below: dict[str, list[str]] | None = None
         self._may_cast = may_cast
         self._taken: set[str] = set()
@@ -137,8 +147,12 @@ class Comparison:
             self.matched_by[name] = rule
         return leaf
 
+    def attributes(self, name: str) -> Mapping[str, object]:
+        return self._attributes.get(name, {})
+
     def missing(self, name: str) -> None:
-        self.missing_names[name] = None
+        if self._wanted(name):
+            self.missing_names[name] = None
 
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
         self.mismatches[what].setdefault(name, Mismatch(name, expected, found))
@@ -185,9 +199,8 @@ class Comparison:
 class Staged:
     """What was read and checked, by the names that were asked for."""
 
-    def __init__(self, comparison: Comparison, arrays: Mapping[int, Array], source: Source) -> None:
+    def __init__(self, comparison: Comparison, arrays: Mapping[int, Array]) -> None:
         self._comparison, self._arrays = comparison, arrays
-        self._containers = source.containers() if comparison.subtrees else {}
         self._cast: dict[str, Array] = {}
 
     def put_cast(self, name: str, array: Array) -> None:
@@ -221,7 +234,7 @@ class Staged:
                 leaves.append(copy.deepcopy(leaf.value))
         inner = {
             "" if at == name else at[prefix:]: row
-            for at, row in self._containers.items()
+            for at, row in self._comparison.containers.items()
             if not name or at == name or at.startswith(f"{name}/")
         }
         return unflatten(names, leaves, inner, partial=True)
@@ -239,7 +252,7 @@ class ArrayTarget:
         self.name, self._array = name, array
         self._old: Array | None = None
         source = array_source(array)
-        self.identity, self._dtype = source.identity, source.dtype
+        self.identities, self._dtype = {name: source.identity}, source.dtype
         if not array.flags.writeable:
             raise UsageError(
                 "target array is read-only",
@@ -384,8 +397,6 @@ def as_own_tensors(state: Any, current: Any) -> Any:
     new = flatten(state)
     leaves: list[Any] = []
     arrays: dict[int, Any] = {}
-    from ckptfmt.engine.source import TreeSource
-
     source = TreeSource(state)
     for leaf in source.leaves(None):
         if leaf.dtype:
@@ -431,5 +442,3 @@ def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
         return GeneratorTarget(visit.name, obj)
     return StatefulTarget(visit.name, obj, peers)
 
-
-__all__ = ["ArrayTarget", "Comparison", "Staged", "StatefulTarget", "is_generator", "make_target"]

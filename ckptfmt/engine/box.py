@@ -47,7 +47,9 @@ def settle(index: Index, tensor: int, region: object, name: str) -> Box:
     ):
         return whole
     expanded = _expand(items, len(shape), name)
-    begins, ends, local = [], [], []
+    begins: list[int] = []
+    ends: list[int] = []
+    local: list[int | slice] = []
     for axis, (item, length) in enumerate(zip(expanded, shape)):
         if isinstance(item, slice):
             positions = range(*item.indices(length))
@@ -194,6 +196,3 @@ def _region_part(
         start = (row - first) * width
         buffer[start : start + len(chunks[row])] = chunks[row]
     return parse_array(buffer, dtype, extent)[take]
-
-
-__all__ = ["Box", "BoxIndex", "assemble", "chunks_of", "settle"]

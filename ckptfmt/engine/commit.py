@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckptfmt.engine.catalog import Listed, list_indexes, next_generation, read_head
+from ckptfmt.engine.catalog import Listed, list_indexes, read_head
 from ckptfmt.engine.coordinate import unusable
 from ckptfmt.errors import ConflictError, NotFoundError, StorageError
 from ckptfmt.format import (
@@ -159,16 +159,3 @@ def still_used(backend: Backend, txn: bytes) -> bool:
                 except ValueError:
                     return True  # unreadable: it may be
     return False
-
-
-__all__ = [
-    "Document",
-    "check_or_withdraw",
-    "delete_lower",
-    "delete_notes",
-    "next_generation",
-    "put_index",
-    "still_used",
-    "sync_files",
-    "withdraw",
-]

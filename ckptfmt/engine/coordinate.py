@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckptfmt.engine.owner import Owner, activate, deactivate
-from ckptfmt.errors import CorruptError, NotFoundError, UnsupportedError
+from ckptfmt.errors import ConflictError, CorruptError, NotFoundError, UnsupportedError
 from ckptfmt.storage import Backend, Entry
 from ckptfmt.types import Key
 
@@ -240,11 +240,11 @@ def put_list(backend: Backend, run: str, ids: frozenset[str], owner: Owner | Non
     backend.put(key, json.dumps(document).encode(), durable=True)
     entry = backend.stat(key)
     if entry is None:
-        raise CorruptError(
-            "a list of the collector vanished while it was in use",
+        raise ConflictError(
+            "another collector removed the list of this one, which was stalled for a day",
             reason="gc-list",
             where=key,
-            do="run gc again; if this repeats, this store's listings are not consistent",
+            do="nothing was deleted; run gc again",
         )
     return entry
 

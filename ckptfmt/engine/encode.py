@@ -50,7 +50,7 @@ class Placed:
     def repeat(self, first: int, count: int) -> None:
         """The rows [first, first + count) once more: a region that is stored already."""
         for column in (self.files, self.offsets, self.stored, self.codecs, self.digests):
-            column += column[first : first + count]  # type: ignore[operator,arg-type]
+            column += column[first : first + count]  # type: ignore[operator]
 
     def finish(
         self, new_ids: list[str], nbytes_of: dict[str, int]
@@ -118,7 +118,7 @@ def _encode_region(
     algorithm = plan.options.digest
     begins = _begins(plan, first, last)
     pieces = [view[a:b] for a, b in zip(begins, [*begins[1:], len(view)])]
-    digests = list(threads.map(partial(digest, algorithm=algorithm), pieces))
+    digests: list[bytes] = list(threads.map(partial(digest, algorithm=algorithm), pieces))
     joined = b"".join(digests)
     plan.tree.chunk_digests[first:last] = np.frombuffer(joined, np.uint8).reshape(last - first, -1)
     key = (len(view), joined)

@@ -51,8 +51,8 @@ from ckptfmt.errors import (
 from ckptfmt.storage import Backend, Entry
 from ckptfmt.types import GcReport, Key
 
-LOOK_VALID_S = 3600.0
-"""A collector that was stalled this long between its look and a deletion stops deleting."""
+WORK_S = ABANDONED_AFTER_S / 2
+"""A collector stops deleting this long after it put its list: later, others may remove that list."""
 TMP_AGE_S = 600.0
 """Local files not yet linked that belong to no known save are left alone for at least this long."""
 
@@ -169,6 +169,7 @@ class _Collector:
         self.tally = _Tally()
         self.waiting: list[Key] = []
         self.now: float | None = None
+        self.put_at = 0.0
 
     def run_when_due(self) -> None:
         """Sleep until the waiting lists have their grace behind them, then finish them."""
@@ -237,6 +238,7 @@ class _Collector:
 
     def _put(self, run: str, ids: frozenset[str]) -> float | None:
         """Put our own list; gives the store's time now."""
+        self.put_at = _clock()
         if self.dry:  # nothing is deleted on the strength of this clock
             return time.time() if self.backend.capabilities.time else None
         return put_list(self.backend, run, ids, Owner.here()).time_s
@@ -327,9 +329,8 @@ class _Collector:
         if not self.dry:
             # I1: no power cut may bring an index back whose data is gone.
             self.backend.sync([Key("checkpoints/"), Key("quarantine/")])
-        start = _clock()
         for i in garbage:
-            if _clock() - start > LOOK_VALID_S:
+            if _clock() - self.put_at > WORK_S:
                 self.tally.spared.add(i)
                 continue
             self._delete(Key(f"data/{i}"))

@@ -171,7 +171,8 @@ class Checkpoint(Mapping[str, Any]):
 
     def ties(self) -> list[list[str]]:
         """Names that are one tensor, for every tensor that has several."""
-        tree, made = self.index.tree, {}
+        tree = self.index.tree
+        made: dict[int, list[str]] = {}
         counts = np.bincount(tree.leaf_rows[tree.leaf_kinds == LEAF_TENSOR], minlength=1)
         for name, kind, row in zip(tree.leaf_names, tree.leaf_kinds, tree.leaf_rows):
             if kind == LEAF_TENSOR and counts[row] > 1:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptfmt.engine.pipeline import Pipeline as Threads
-from ckptfmt.engine.plan import RUN_NBYTES, Run, plan_runs
+from ckptfmt.engine.plan import Run, plan_runs
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.errors import (
     CheckpointError,
@@ -419,6 +419,3 @@ def _array(index: Index, tensor: int, buffers: Mapping[int, NDArray[np.uint8]]) 
         box = tuple(slice(o, o + e) for o, e in zip(origin, extent))
         made[box] = parse_array(buffers[region], dtype, extent)
     return made
-
-
-__all__ = ["RUN_NBYTES", "ChunkReader", "aligned_empty", "mark_damaged", "read_tensors"]

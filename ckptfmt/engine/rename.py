@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from ckptfmt.engine.adapter import StoredLeaf
 from ckptfmt.errors import UsageError
 
+T = TypeVar("T")
 Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str]"
 
 
@@ -50,6 +51,17 @@ def renamed_leaves(
                     do='list the stored names with "ckptfmt show"',
                 )
     return made, changed
+
+
+def renamed_keys(table: Mapping[str, T], rename: Rename) -> dict[str, T]:
+    """The same for a table by container name."""
+    if not rename:
+        return dict(table)
+    used: set[str] = set()
+    return {
+        rename(name) if callable(rename) else _apply(rename, name, used): row
+        for name, row in table.items()
+    }
 
 
 def _apply(rules: Mapping[str, str], name: str, used: set[str]) -> str:

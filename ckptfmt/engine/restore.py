@@ -13,22 +13,23 @@ from numpy.typing import NDArray
 from ckptfmt.engine.adapter import StoredLeaf, Target, TensorSource
 from ckptfmt.engine.bind import Comparison, Staged, make_target, maker_of
 from ckptfmt.engine.cast import cast_array
-from ckptfmt.engine.dispatch import adapter_of, object_kind
+from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.open import Checkpoint, parse_leaf_value
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import read_tensors
-from ckptfmt.engine.rename import Rename, renamed_leaves
+from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves
 from ckptfmt.engine.report import make_report, raise_mismatches
 from ckptfmt.engine.select import Matcher
-from ckptfmt.engine.source import CheckpointSource, Source, TreeSource
+from ckptfmt.engine.source import CheckpointSource, Source, TreeSource, leaf_attributes
 from ckptfmt.engine.tree import find_peers, walk
-from ckptfmt.errors import CheckpointError, PartialRestoreError, UsageError
+from ckptfmt.errors import PartialRestoreError, UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, escape_key, join_name
+from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name
 from ckptfmt.types import Mode, RestoreReport, Select
 
 Array = NDArray[Any]
+Convert = Callable[[Array, StoredLeaf], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,12 @@ def load_tree(
     verify: bool = True,
     max_nbytes: int | None = None,
     progress: Progress = False,
+    convert: Convert | None = None,
 ) -> Any:
-    """The tree that was saved (or the selected part), with NumPy arrays, writable and private."""
+    """The tree that was saved (or the selected part), with NumPy arrays, writable and private.
+
+    `convert` makes another framework's tensor of each; tied leaves come with one array.
+    """
     tree, info = checkpoint.index.tree, checkpoint.info
     positions = checkpoint.positions(names)
     kinds = tree.leaf_kinds[positions] if positions else tree.leaf_kinds[:0]
@@ -77,9 +82,15 @@ def load_tree(
             reporter=reporter,
         )
     _as_objects(checkpoint, arrays)
+    attributes = leaf_attributes(tree.leaf_attributes, tree.leaf_names) if convert else {}
     leaves: list[Any] = []
     for position, kind, row in zip(positions, kinds.tolist(), rows.tolist()):
-        if kind == LEAF_TENSOR:
+        if kind == LEAF_TENSOR and convert is not None:
+            name, array = tree.leaf_names[position], arrays[row]
+            extra = attributes.get(position, {})
+            stored = StoredLeaf(name, tree.dtype(row).name, array.shape, row, None, extra)
+            leaves.append(convert(array, stored))
+        elif kind == LEAF_TENSOR:
             leaves.append(arrays[row])
         else:
             data = tree.values[row] if kind == LEAF_VALUE else arrays[row].tobytes()
@@ -126,7 +137,9 @@ def _memory_nbytes() -> int | None:
 
 
 def source_of(source: Checkpoint | Mapping[str, Any]) -> Source:
-    return CheckpointSource(source) if isinstance(source, Checkpoint) else TreeSource(source)
+    if isinstance(source, Checkpoint):
+        return CheckpointSource(source)
+    return TreeSource(source)
 
 
 def restore_tree(target: object, source: Source, request: RestoreRequest) -> RestoreReport:
@@ -163,12 +176,23 @@ def compare(
     targets: Sequence[Target], source: Source, request: RestoreRequest
 ) -> tuple[Comparison, RestoreReport]:
     """Both sides, by name, before anything is read or touched."""
-    leaves, renamed = renamed_leaves(source.leaves(request.names), request.rename)
-    comparison = Comparison(leaves, cast_rule(request.allow_cast))
+    comparison, renamed = _stored_side(source, request)
     for target in targets:
         target.compare(comparison)
     _compare_ties(targets, comparison, source)
     return comparison, make_report(comparison, source, renamed)
+
+
+def _stored_side(source: Source, request: RestoreRequest) -> tuple[Comparison, dict[str, str]]:
+    leaves, renamed = renamed_leaves(source.leaves(request.names), request.rename)
+    comparison = Comparison(
+        leaves,
+        cast_rule(request.allow_cast),
+        wanted=Matcher(request.names),
+        containers=renamed_keys(source.containers(), request.rename),
+        attributes=renamed_keys(source.container_attributes(), request.rename),
+    )
+    return comparison, renamed
 
 
 def cast_rule(allow_cast: bool | Select) -> Callable[[str], bool]:
@@ -179,25 +203,26 @@ def cast_rule(allow_cast: bool | Select) -> Callable[[str], bool]:
 
 def _compare_ties(targets: Sequence[Target], comparison: Comparison, source: Source) -> None:
     """One array at two names takes one value; a stored tie whose targets are two is reported."""
+    one: dict[str, object] = {}
     by_identity: dict[object, list[str]] = {}
     for target in targets:
-        identity = getattr(target, "identity", None)
-        if identity is not None and target.name in comparison.sources:
-            by_identity.setdefault(identity, []).append(target.name)
-    one: dict[str, object] = {}
-    for identity, names in by_identity.items():
+        identities: Mapping[str, object] = getattr(target, "identities", {})
+        for name, identity in identities.items():
+            if identity is not None and name in comparison.sources:
+                one[name] = identity
+                by_identity.setdefault(identity, []).append(name)
+    for names in by_identity.values():
         rows = {comparison.leaf(comparison.sources[name]).tensor for name in names}
-        one.update(dict.fromkeys(names, identity))
         if len(rows) > 1 and len({source.digest(row) for row in rows}) > 1:
             comparison.mismatch(
                 names[1],
-                f"one value for {' and '.join(map(repr, names))}, which are one array",
+                f"one value for {' and '.join(map(repr, names[:5]))}, which are one array",
                 "two stored values",
             )
     for names in comparison.tensor_rows().values():
         mine = [name for name in names if name in one]
-        if len(mine) > 1 and len({one[name] for name in mine}) > 1:
-            for name in mine[1:]:
+        for name in mine[1:]:
+            if one[name] != one[mine[0]]:
                 comparison.tie(name, f"was one tensor with {mine[0]!r}, is filled on its own")
 
 
@@ -205,7 +230,7 @@ def _stage(
     comparison: Comparison, source: Source, request: RestoreRequest, rows: Sequence[int]
 ) -> Staged:
     arrays = source.tensors(rows, mode="auto", verify=request.verify, progress=request.progress)
-    staged = Staged(comparison, arrays, source)
+    staged = Staged(comparison, arrays)
     for name, (_, wanted) in comparison.casts.items():
         leaf = comparison.leaf(comparison.sources[name])
         if leaf.tensor in arrays:
@@ -298,8 +323,7 @@ def load_like(
 ) -> Any:
     """The structure of `like` with its own classes and the stored values, compared as in restore."""
     stored = source_of(source)
-    leaves, renamed = renamed_leaves(stored.leaves(request.names), request.rename)
-    comparison = Comparison(leaves, cast_rule(request.allow_cast))
+    comparison, renamed = _stored_side(stored, request)
     for name, obj in _leaves_of(like, ""):
         spec = _spec_of(obj, name)
         if spec is None:
@@ -315,7 +339,7 @@ def load_like(
     def made(name: str, obj: Any) -> Any:
         if name not in staged:
             return obj
-        return staged[name] if _spec_of(obj, name) is None else _maker(obj)(staged[name])
+        return staged[name] if _spec_of(obj, name) is None else maker_of(obj)(staged[name])
 
     if isinstance(stored, CheckpointSource):
         checkpoint = stored.checkpoint
@@ -325,21 +349,13 @@ def load_like(
 
 def _spec_of(obj: Any, name: str) -> TensorSource | StoredLeaf | None:
     """dtype and shape of a tensor, or of anything that has both; None for a plain value."""
-    from ckptfmt.engine.tree import tensor_source
-
     if isinstance(obj, np.generic):
         return None
     if isinstance(obj, np.ndarray) or object_kind(obj) == "tensor":
         return tensor_source(obj, name)
     if hasattr(obj, "shape") and hasattr(obj, "dtype"):
-        from ckptfmt.format import dtype_of
-
         return StoredLeaf(name, dtype_of(np.dtype(obj.dtype)).name, tuple(map(int, obj.shape)))
     return None
-
-
-def _maker(like: Any) -> Callable[[Array], Any]:
-    return maker_of(like)
 
 
 def _children(obj: Any) -> list[tuple[str, Any]] | None:
@@ -384,13 +400,3 @@ def _rebuild(obj: Any, name: str, made: Callable[[str, Any], Any]) -> Any:
     if hasattr(obj, "_fields"):
         return type(obj)(*items)
     return type(obj)(items)
-
-
-__all__ = [
-    "CheckpointError",
-    "RestoreRequest",
-    "load_like",
-    "load_tree",
-    "plan_tree",
-    "restore_tree",
-]

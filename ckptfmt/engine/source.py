@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptfmt.engine.adapter import StoredLeaf, TensorSource
+from ckptfmt.engine.adapter import StoredLeaf
 from ckptfmt.engine.open import Checkpoint, parse_leaf_value
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import read_tensors
 from ckptfmt.engine.select import select_positions
-from ckptfmt.engine.tree import FlatTree, flatten, unflatten
+from ckptfmt.engine.tree import FlatTree, flatten
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, Attribute
@@ -25,7 +25,8 @@ Array = NDArray[Any]
 class Source(Protocol):
     """Stored leaves, and the tensors' data on demand."""
 
-    info: CheckpointInfo | None
+    @property
+    def info(self) -> CheckpointInfo | None: ...
 
     def leaves(self, names: Select | None) -> list[StoredLeaf]:
         """The selected leaves, in order. NotFoundError if a pattern matches nothing."""
@@ -38,6 +39,8 @@ class Source(Protocol):
         """Equal for tensors of equal content, as far as it is known without reading."""
 
     def containers(self) -> dict[str, tuple[str, bytes]]: ...
+    def container_attributes(self) -> dict[str, dict[str, Any]]:
+        """Container name -> its attributes, for containers that have any."""
 
 
 class CheckpointSource:
@@ -97,6 +100,11 @@ class CheckpointSource:
     def containers(self) -> dict[str, tuple[str, bytes]]:
         return self.checkpoint.containers()
 
+    def container_attributes(self) -> dict[str, dict[str, Any]]:
+        tree = self.checkpoint.index.tree
+        found = leaf_attributes(tree.container_attributes, tree.container_names)
+        return {tree.container_names[position]: made for position, made in found.items()}
+
 
 def leaf_attributes(
     table: Mapping[str, Attribute], names: Sequence[str]
@@ -149,6 +157,14 @@ class TreeSource:
     def containers(self) -> dict[str, tuple[str, bytes]]:
         return {name: (kind, argument) for name, kind, argument in self._flat.containers}
 
+    def container_attributes(self) -> dict[str, dict[str, Any]]:
+        made: dict[str, dict[str, Any]] = {}
+        for key, rows in self._flat.container_attributes.items():
+            for position, value in rows:
+                name = self._flat.containers[position][0]
+                made.setdefault(name, {})[key] = parse_leaf_value(value, name)
+        return made
+
 
 def _flat_of(mapping: Mapping[str, Any]) -> FlatTree:
     made = FlatTree()
@@ -167,6 +183,3 @@ def _flat_of(mapping: Mapping[str, Any]) -> FlatTree:
         made.values += leaf.values
         made.tensors += leaf.tensors
     return made
-
-
-__all__ = ["CheckpointSource", "Source", "TensorSource", "TreeSource", "unflatten"]

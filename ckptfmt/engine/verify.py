@@ -17,7 +17,6 @@ import numpy as np
 
 from ckptfmt.engine.catalog import (
     Listed,
-    list_checkpoints,
     list_indexes,
     list_notes,
     read_index,
@@ -366,6 +365,3 @@ def verify_checkpoint(checkpoint: Checkpoint, names: Select) -> VerifyReport:
     problems = tuple(p for p in found if matcher.everything or not p.tensor or p.tensor in chosen)
     total = sum(state.nbytes for state in states.values())
     return VerifyReport(problems, 1, len(numbers), total)
-
-
-__all__ = ["FileState", "list_checkpoints", "verify_checkpoint", "verify_file", "verify_store"]

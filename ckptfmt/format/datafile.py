@@ -95,7 +95,7 @@ class DataTable:
 
     def stored_digest(self, chunk: int) -> bytes:
         column = self.chunk_digests if self.stored_digests is None else self.stored_digests
-        return column[chunk].tobytes()
+        return bytes(column[chunk].tobytes())
 
     def region_of(self, chunk: int) -> int:
         return int(np.searchsorted(starts(self.region_nchunks), chunk, "right")) - 1

@@ -101,7 +101,7 @@ def parse_pipelines(value: object, where: str) -> tuple[Pipeline, ...]:
     """Pipelines, pipeline 0 being raw. Unknown codecs pass: they matter only to who decodes."""
     if not isinstance(value, list) or not 1 <= len(value) <= PIPELINES_MAX or value[0] != []:
         corrupt("codec pipelines", "pipeline", where, f"1 to {PIPELINES_MAX}, the first empty")
-    made = []
+    made: list[Pipeline] = []
     for pipeline in value:
         good = (
             isinstance(pipeline, list)

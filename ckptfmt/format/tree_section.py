@@ -97,7 +97,11 @@ class TreeSection:
     def tensor_is_empty(self) -> Column:
         """Tensors without elements, or without bytes (`str0`): they have no region."""
         hollow = np.array([d.bits == 0 and not d.is_variable for d in self.dtypes], bool)
-        return (self.tensor_numel == 0) | (hollow[self.tensor_dtypes] if len(hollow) else False)
+        none = np.zeros(len(self.tensor_dtypes), bool)
+        made: Column = (self.tensor_numel == 0) | (
+            hollow[self.tensor_dtypes] if len(hollow) else none
+        )
+        return made
 
     @cached_property
     def tensor_region_starts(self) -> Column:
@@ -119,7 +123,8 @@ class TreeSection:
         """Raw bytes of each region."""
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.chunk_raw, dtype=np.int64)])
         at = self.region_chunk_starts
-        return ends[at[1:]] - ends[at[:-1]]
+        made: Column = ends[at[1:]] - ends[at[:-1]]
+        return made
 
     @cached_property
     def tensor_nbytes(self) -> Column:
@@ -385,7 +390,8 @@ def _dims_of_regions(tree: TreeSection, owners: Column) -> Column:
     ndims = tree.tensor_ndims[owners].astype(np.int64)
     at = starts(ndims)
     inside = np.arange(int(at[-1])) - np.repeat(at[:-1], ndims)
-    return tree.tensor_dims[np.repeat(tree.dims_starts[owners], ndims) + inside]
+    made: Column = tree.tensor_dims[np.repeat(tree.dims_starts[owners], ndims) + inside]
+    return made
 
 
 def _check_tiling(tree: TreeSection, tensor: int) -> None:
