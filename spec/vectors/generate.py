@@ -1281,6 +1281,9 @@ def columns_rejected() -> None:
         at("tree.chunks.raw[0]", (1 << 30) + 1))  # fmt: skip
     bad("attribute-row", span, "an attribute of leaf 4", "M07-17",
         at("tree.attributes.leaves", {"x.y": {"rows": column("I", 4), "values": [b"\xc0"]}}))  # fmt: skip
+    two = [((0,), (1,), strings([b"a"])), ((1,), (1,), strings([b"b"]))]
+    text = Draft([("s", Tensor("string", 0, (2,), regions=two, twin=["a", "b"]))]).seal()
+    reject("index-strings-cut", "index", text, regions, "strings in two regions", "M04-7 M07-30")
     bad("container-twice", "corrupt-duplicate-name", "two rows of one container", "M03-2",
         at("tree.containers", {"name": ["x", "x"], "kind": ["list"] * 2, "argument": [b"\xc0"] * 2}))  # fmt: skip
 
@@ -1348,8 +1351,8 @@ def structures_rejected() -> None:
     bad("list-key", [("l/0", SMALL), ("l/x", one)], shape, "a key in a list", "M03-5", **listed)
     bad("list-order", [("l/1", SMALL), ("l/0", one)], shape, "positions 1, 0", "M03-10", **listed)
     bad("list-zero", [("l/00", SMALL)], shape, "position 00", "M03-5", **listed)
-    bad("no-leaf", [("a", SMALL)], shape, "a container without a leaf", "M03-6", **listed)
-    bad("container-leaf", [("l", SMALL)], shape, "a leaf as container", "M03-6", **listed)
+    bad("no-leaf", [("a", SMALL)], shape, "a container without a leaf", "M03-17", **listed)
+    bad("container-leaf", [("l", SMALL)], shape, "a leaf as container", "M03-17", **listed)
     bad("kind", [("l/0", SMALL)], "corrupt-column-range", "an unknown container", "M03-7",
         containers=[("l", "bag", None)])  # fmt: skip
     bad("argument", [("l/x", SMALL)], "corrupt-value", "an unknown factory", "M03-7",
@@ -1358,7 +1361,7 @@ def structures_rejected() -> None:
         containers=[("l", "namedtuple", ["P", ["x", "y"]])])  # fmt: skip
     bad("part", [("a/~9", SMALL)], wrong, "an unknown escape", "M03-1")
     bad("empty-part", [("a//b", SMALL)], wrong, "an empty part", "M03-1")
-    bad("equal-keys", [("a/~3i1", SMALL), ("a/~3b1", one)], shape, "keys 1 and True", "M03-6")
+    bad("equal-keys", [("a/~3i1", SMALL), ("a/~3b1", one)], shape, "keys 1 and True", "M03-18")
 
 
 def names_rejected() -> None:
