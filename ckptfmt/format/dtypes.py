@@ -253,6 +253,14 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
     return np.dtype(f"V{dtype.itemsize}", metadata={_NAME_KEY: name, _BITS_KEY: dtype.bits})
 
 
+def empty_array(dtype: Dtype, shape: Sequence[int]) -> Array:
+    """A writable array to be filled. `np.empty` would turn a width of zero (`S0`) into one."""
+    into = numpy_dtype(dtype)
+    if into.itemsize == 0:
+        return np.ndarray(shape, into, bytearray())
+    return np.empty(shape, into)
+
+
 def packed_nbytes(dtype: Dtype, count: int) -> int:
     """Bytes of a region of `count` elements. For `string` and `bytes`: of its offsets alone."""
     if dtype.is_variable:
@@ -314,7 +322,7 @@ def parse_array(buffer: Buffer, dtype: Dtype, shape: Sequence[int]) -> Array:
         )
     into = numpy_dtype(dtype)
     if expected == 0:
-        return np.zeros(shape, into) if dtype.bits else np.ndarray(shape, into, b"")
+        return empty_array(dtype, shape)
     if dtype.is_packed:
         raw = np.frombuffer(view, np.uint8)
         return parse_bits(raw, dtype.bits, count).view(into).reshape(shape)

@@ -16,6 +16,7 @@ from ckptfmt.format.dtypes import (
     check_dtype,
     dtype_named,
     dtype_of,
+    empty_array,
     numpy_dtype,
     pack_array,
     packed_nbytes,
@@ -156,6 +157,15 @@ def test_numpy_names_carry_width_and_unit(dtype: str, name: str, bits: int) -> N
     assert found == Dtype(name, bits)
     check_dtype(found)
     assert numpy_dtype(found) == np.dtype(dtype).newbyteorder("<")
+
+
+def test_an_empty_array_keeps_its_dtype_exactly() -> None:
+    for name in ("str0", "bytes0", "void0", "float32", "int4", "string", "bytes"):
+        for shape in ((2,), (0, 3), ()):
+            made = empty_array(named(name), shape)
+            assert made.dtype == numpy_dtype(named(name))
+            assert made.shape == shape
+            assert made.flags.writeable
 
 
 def test_an_array_of_width_zero_comes_back() -> None:
