@@ -71,7 +71,7 @@ from ckptfmt.format import (
     step_of,
 )
 from ckptfmt.storage import Backend
-from ckptfmt.types import At, CheckpointInfo, IfExists
+from ckptfmt.types import At, CheckpointInfo, IfExists, Key
 
 REWRITES_MAX = 5
 """How often a save writes chunks anew because a collector condemned them, before it gives up."""
@@ -245,7 +245,8 @@ def _write(
     backend: Backend, plan: SavePlan, request: SaveRequest, bases: Sequence[Index], txn: str
 ) -> tuple[Document, int]:
     """Data files and the document; again, without what a collector condemned meanwhile."""
-    refused = _damaged(backend)
+    damaged = _damaged(backend)
+    refused = set(damaged)
     bad: set[str] = set()
     for _ in range(REWRITES_MAX):
         named = condemned(backend)
@@ -254,13 +255,15 @@ def _write(
         tree = pack_tree(plan.tree)
         document = Document(
             _about(backend, plan, request, (txn, digest(tree, request.options.digest))),
-            *placed.finish(files.ids, {**usable.files, **files.done}),
+            *placed.finish(files.ids, {**usable.files, **files.done}, plan.tree.chunk_digests),
             tree,
         )
         if request.options.durable:
             sync_files(backend, document.sizes())
         bad = unusable(backend, document.sizes())
         if not bad:
+            for file in damaged & files.done.keys():  # written anew: healed
+                backend.delete(Key(f"damaged/{file}"))
             return document, sum(files.done.values())
         refused |= bad
     raise ConflictError(
@@ -283,21 +286,14 @@ def _write_once(
     backend: Backend, plan: SavePlan, request: SaveRequest, into: tuple[Bases, set[str], str]
 ) -> tuple[Placed, DataFiles]:
     bases, named, txn = into
-    options, total = request.options, int(plan.tree.region_nbytes.sum())
+    total = int(plan.tree.region_nbytes.sum())
     with (
         Reporter(
             request.progress, "save", total, checkpoint=request.name, step=request.step
         ) as reporter,
         Threads() as threads,
     ):
-        files = DataFiles(
-            backend,
-            txn,
-            threads,
-            algorithm=options.digest,
-            durable=options.durable,
-            condemned=named,
-        )
+        files = DataFiles(backend, txn, threads, plan, named)
         try:
             return encode_regions(plan, bases, files, threads, reporter), files
         except BaseException:

@@ -169,10 +169,13 @@ def verify_file(backend: Backend, file: str) -> FileState:
         bad(0, 0, "data file is missing")
         return state
     state.nbytes = entry.nbytes
+    start = max(0, entry.nbytes - FOOTER_NBYTES)
     try:
-        footer, table = _read_table(backend, key, entry.nbytes)
+        footer = parse_footer(backend.get(key, start, entry.nbytes), entry.nbytes, key)
+        start = footer.table_offset  # from here on, the table itself is what is damaged
+        stop = start + footer.table_nbytes
+        table = parse_table(backend.get(key, start, stop), footer, key)
     except CheckpointError as error:
-        start = max(0, entry.nbytes - FOOTER_NBYTES)
         bad(start, entry.nbytes, f"table cannot be read: {error}")
         return state
     state.table = table
@@ -189,13 +192,6 @@ def verify_file(backend: Backend, file: str) -> FileState:
     except CheckpointError as error:
         bad(0, entry.nbytes, f"data file cannot be read: {error}")
     return state
-
-
-def _read_table(backend: Backend, key: Key, nbytes: int) -> tuple[Footer, DataTable]:
-    tail = backend.get(key, max(0, nbytes - FOOTER_NBYTES), nbytes)
-    footer = parse_footer(tail, nbytes, key)
-    start = footer.table_offset
-    return footer, parse_table(backend.get(key, start, start + footer.table_nbytes), footer, key)
 
 
 def _check_body(
@@ -304,7 +300,8 @@ def _disagreements(
     """Chunks that the file's table does not have as the index says."""
     table, placement = state.table, index.placement
     assert table is not None
-    if table.chunk_digests.shape[1:] != index.tree.chunk_digests.shape[1:]:
+    shapes = table.chunk_digests.shape[1:], index.tree.chunk_digests.shape[1:]
+    if shapes[0] != shapes[1] or not len(table.chunk_digests):
         good = np.zeros(len(rows), bool)
     else:
         offsets = placement.offsets[rows]
