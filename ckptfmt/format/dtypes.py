@@ -58,7 +58,7 @@ _EXTENSION = {
 
 _FLEXIBLE = re.compile(r"(str|bytes|void)(0|[1-9][0-9]{0,9})\Z")
 _TIME = re.compile(
-    r"(?:datetime64|timedelta64)(?:\[[1-9]?[0-9]{0,8}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
+    r"(?:datetime64|timedelta64)(?:\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
 )
 _LETTER = {"str": "U", "bytes": "S", "void": "V"}
 _ALIGN = {"str": 32, "bytes": 8, "void": 8}
