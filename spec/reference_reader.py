@@ -198,8 +198,9 @@ BITS = {
     "float6_e2m3fn": 6,
     "float6_e3m2fn": 6,
 }
-FIXED = re.compile(r"(str|bytes|void)([1-9][0-9]{0,9})\Z")
-TIME = re.compile(r"(datetime64|timedelta64)(\[[1-9]?[0-9]*(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z")
+FIXED = re.compile(r"(str|bytes|void)(0|[1-9][0-9]{0,9})\Z")
+VARIABLE = ("string", "bytes")
+TIME = re.compile(r"(datetime64|timedelta64)(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z")
 
 
 def check_dtype(name: str, bits: int) -> None:
@@ -212,7 +213,7 @@ def check_dtype(name: str, bits: int) -> None:
         known = 64
     need(known in (None, bits), "corrupt-dtype", f"{name} of {bits} bits")
     need(1 <= bits < 8 or bits % 8 == 0, "corrupt-dtype", f"{name} of {bits} bits")
-    need(bits or name in ("string", "bytes"), "corrupt-dtype", f"{name} of 0 bits")
+    need(bits or name in VARIABLE or fixed, "corrupt-dtype", f"{name} of 0 bits")
 
 
 def dtypes_of(table: dict[str, Any], where: str) -> list[tuple[str, int]]:
@@ -255,7 +256,7 @@ def unpack_bits(payload: bytes, bits: int, count: int) -> bytes:
 
 def unpack_payload(payload: bytes, name: str, bits: int, count: int) -> Any:
     """A region's elements: bytes, one an element under 8 bits (4.2), or a list (4.3)."""
-    if bits == 0:
+    if name in VARIABLE:
         return split_strings(payload, count, name)
     expected = (count * bits + 7) // 8
     need(len(payload) >= expected, "corrupt-truncated", name)
@@ -705,7 +706,8 @@ def check_tiling(tensor: Entry) -> None:
     once if their corners cancel, two by two, down to those of the tensor."""
     regions, shape = tensor.regions, tensor.shape
     total = math.prod(shape)
-    need(bool(regions) == bool(total), "corrupt-regions", "elements without a region")
+    payload = total and (tensor.bits or tensor.dtype in VARIABLE)
+    need(bool(regions) == bool(payload), "corrupt-regions", "elements without a region")
     need(tensor.bits or len(regions) <= 1, "corrupt-regions", "strings in several regions")
     ordered = all(a.origin < b.origin for a, b in pairwise(regions))
     need(ordered, "corrupt-order" if len({r.origin for r in regions}) else "corrupt-regions")
@@ -1036,7 +1038,7 @@ class Checkpoint:
             payload = b"".join(self._chunk(chunk) for chunk in region.chunks)
             count = math.prod(region.extent)
             elements = unpack_payload(payload, row.dtype, row.bits, count)
-            if row.bits == 0:
+            if row.dtype in VARIABLE:
                 made.items = elements
                 return made
             place(whole, elements, made.itemsize, row.shape, region)
@@ -1180,7 +1182,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tagged):
         return {value.tag: plain(value.payload)}
     if isinstance(value, Tensor):
-        content = {"items": plain(value.items)} if value.bits == 0 else {"data": value.data.hex()}
+        content = {"items": plain(value.items)} if value.dtype in VARIABLE else {"data": value.data.hex()}
         return {"tensor": {"dtype": value.dtype, "shape": list(value.shape), **content}}
     if isinstance(value, set | frozenset):
         items = sorted((plain(item) for item in value), key=lambda item: json.dumps(item))
@@ -1239,7 +1241,7 @@ def dump(checkpoint: Checkpoint, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     described = []
     for number, (name, leaf) in enumerate(checkpoint.leaves().items()):
-        if isinstance(leaf, Tensor) and leaf.bits:
+        if isinstance(leaf, Tensor) and leaf.dtype not in VARIABLE:
             (folder / f"{number}.bin").write_bytes(leaf.data)
             row = {"file": f"{number}.bin", "dtype": leaf.dtype, "shape": list(leaf.shape)}
         else:

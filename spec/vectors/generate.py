@@ -136,13 +136,14 @@ class Tensor:
     ) -> None:
         self.dtype, self.bits, self.shape, self.chunk = dtype, bits, shape, chunk
         if regions is None:
-            regions = [((0,) * len(shape), shape, payload)] if math.prod(shape) else []
+            regions = [((0,) * len(shape), shape, payload)] if payload else []
         self.regions, self.codec = regions, codec
         # How a reader shows it: bytes, one an element under 8 bits; or a list of items.
         self.twin = payload if twin is None else twin
 
     def plain(self) -> dict[str, Any]:
-        body = {"data": self.twin.hex()} if self.bits else {"items": self.twin}
+        fixed = self.dtype not in ("string", "bytes")
+        body = {"data": self.twin.hex()} if fixed else {"items": self.twin}
         return {"tensor": {"dtype": self.dtype, "shape": list(self.shape), **body}}
 
 
@@ -634,6 +635,7 @@ def shapes() -> list[tuple[str, Any]]:
         ("none2", Tensor("int4", 4, (3, 0, 2))),
         ("nostrings", Tensor("string", 0, (0, 4), twin=[])),
         ("onestring", Tensor("string", 0, (), strings([b"one"]), twin=["one"])),
+        ("hollow", Tensor("void0", 0, (3,))),
         ("ones", Tensor("uint8", 8, (1,) * 64, b"\x07")),
         ("bit", Tensor("uint1", 1, (), b"\x01", twin=b"\x01")),
     ]
@@ -1238,6 +1240,10 @@ def columns_rejected() -> None:
         at("tree.dtypes.name[0]", "odd9"), at("tree.dtypes.bits[0]", 9))  # fmt: skip
     bad("dtype-0-bits", "corrupt-dtype", "an unknown dtype of 0 bits", "M04-1",
         at("tree.dtypes.name[0]", "void"), at("tree.dtypes.bits[0]", 0))  # fmt: skip
+    bad("dtype-text-bits", "corrupt-dtype", "string of 8 bits", "M04-1",
+        at("tree.dtypes.name[1]", "string"))  # fmt: skip
+    bad("dtype-zero-unit", "corrupt-dtype", "a unit counted 0 times, of 32 bits", "M04-1",
+        at("tree.dtypes.name[0]", "datetime64[ns]"))  # fmt: skip
     bad("dtype-twice", "corrupt-dtype", "two dtypes of one name", "M04-1",
         at("tree.dtypes.name[1]", "float32"), at("tree.dtypes.bits[1]", 32))  # fmt: skip
     bad("ndim", "corrupt-dims", "65 dims", "M09-9",

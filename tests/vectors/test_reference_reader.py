@@ -114,7 +114,7 @@ VALUES: dict[str, Any] = {
     "default": collections.defaultdict(list, {"k": [1]}),
     "counter": collections.Counter("aab"),
     "pair": Pair(1, "two"),
-    "keys": {1: "a", True: "b"} | {None: 0, (1, "x"): 2, b"y": 3, 1.5: 4},
+    "keys": {1: "a", False: "b", None: 0, (1, "x"): 2, b"y": 3, 1.5: 4},
     "scalar": [np.float32(1.5), np.int64(-3), np.bool_(True), np.str_("abc")],
     "dtype": np.dtype("float32"),
     "path": pathlib.PurePosixPath("a/b"),

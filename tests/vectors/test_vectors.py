@@ -207,7 +207,7 @@ def shown_array(array: Any) -> dict[str, Any]:
     """An array as twins show it."""
     dtype = dtype_of(array) if array.dtype != object else Dtype("bytes", 0)
     made: dict[str, Any] = {"dtype": dtype.name, "shape": list(array.shape)}
-    if dtype.bits == 0:
+    if dtype.is_variable:
         items = array.ravel().tolist()
         return {**made, "items": [i if isinstance(i, str) else {"bytes": i.hex()} for i in items]}
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -262,7 +262,9 @@ def content_of(index: Index) -> dict[str, Any]:
             ]
             regions.append({"origin": list(origin), "extent": list(extent), "chunks": chunks})
         shape = list(tree.shape(row))
-        tensors.append({"dtype": dtype.name, "bits": dtype.bits, "shape": shape, "regions": regions})
+        tensors.append(
+            {"dtype": dtype.name, "bits": dtype.bits, "shape": shape, "regions": regions}
+        )
     about = index.about
     rows = zip(tree.leaf_names, tree.leaf_kinds.tolist(), tree.leaf_rows.tolist())
     containers = zip(tree.container_names, tree.container_kinds, tree.container_arguments)
@@ -500,4 +502,6 @@ def test_generator_makes_the_same_files_again(
     spec.loader.exec_module(module)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     assert module.main() == 0
-    assert len(module.MADE) == sum(1 for folder in ("accept", "reject") for _ in (VECTORS / folder).iterdir())
+    assert len(module.MADE) == sum(
+        1 for folder in ("accept", "reject") for _ in (VECTORS / folder).iterdir()
+    )
