@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.reuse import Bases, Place
 from ckptfmt.engine.stage import stage_tensor
-from ckptfmt.engine.write import DataFiles, RegionChunks
+from ckptfmt.engine.write import DataFiles
 from ckptfmt.format import (
     RAW,
     FilesSection,
     Pipeline,
     PlacementSection,
     StoredChunk,
-    digest,
+    digest_function,
     encode_chunk,
 )
 
@@ -29,31 +32,39 @@ class Placed:
     """A row per chunk, in region order, while files are still being written.
 
     `files` holds positions in `table`, whose entries are the id of a base's file or the number of
-    a new one.
+    a new one. `digests` has the stored digests of chunks that are not raw.
     """
 
+    files: list[int]
+    offsets: list[int]
+    stored: list[int]
+    codecs: list[int]
     table: dict[str | int, int] = field(default_factory=dict)
-    files: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    stored: list[int] = field(default_factory=list)
-    codecs: list[int] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    digests: dict[int, bytes] = field(default_factory=dict)
     pipelines: dict[Pipeline, int] = field(default_factory=lambda: {RAW: 0})
 
-    def add(self, place: Place) -> None:
-        self.files.append(self.table.setdefault(place.file, len(self.table)))
-        self.offsets.append(place.offset)
-        self.stored.append(place.stored_nbytes)
-        self.codecs.append(self.pipelines.setdefault(place.pipeline, len(self.pipelines)))
-        self.digests.append(place.digest)
+    @classmethod
+    def empty(cls, count: int) -> Placed:
+        return cls([0] * count, [0] * count, [0] * count, [0] * count)
 
-    def repeat(self, first: int, count: int) -> None:
-        """The rows [first, first + count) once more: a region that is stored already."""
-        for column in (self.files, self.offsets, self.stored, self.codecs, self.digests):
-            column += column[first : first + count]  # type: ignore[operator]
+    def put(self, row: int, place: Place) -> None:
+        self.files[row] = self.table.setdefault(place.file, len(self.table))
+        self.offsets[row] = place.offset
+        self.stored[row] = place.stored_nbytes
+        if place.pipeline:
+            self.codecs[row] = self.pipelines.setdefault(place.pipeline, len(self.pipelines))
+            self.digests[row] = place.digest
+
+    def repeat(self, row: int, first: int, count: int) -> None:
+        """The rows [first, first + count) once more at `row`: a region that is stored already."""
+        for column in (self.files, self.offsets, self.stored, self.codecs):
+            column[row : row + count] = column[first : first + count]
+        for position in range(count):
+            if first + position in self.digests:
+                self.digests[row + position] = self.digests[first + position]
 
     def finish(
-        self, new_ids: list[str], nbytes_of: dict[str, int]
+        self, new_ids: list[str], nbytes_of: dict[str, int], raw_digests: NDArray[np.uint8]
     ) -> tuple[FilesSection, PlacementSection]:
         """The sections, once every new file has its id."""
         ids = [new_ids[key] if isinstance(key, int) else key for key in self.table]
@@ -62,9 +73,10 @@ class Placed:
         remap = np.array([position[file] for file in ids], np.uint32)
         files = remap[np.array(self.files, np.int64)] if ids else np.zeros(0, np.uint32)
         digests = None
-        if any(self.codecs):
-            width = len(self.digests[0])
-            digests = np.frombuffer(b"".join(self.digests), np.uint8).reshape(-1, width)
+        if self.digests:
+            digests = raw_digests.copy()
+            for row, stored in self.digests.items():
+                digests[row] = np.frombuffer(stored, np.uint8)
         return (
             FilesSection(ordered, np.array([nbytes_of[file] for file in ordered], np.uint64)),
             PlacementSection(
@@ -82,8 +94,8 @@ def encode_regions(
     plan: SavePlan, bases: Bases, files: DataFiles, threads: Threads, reporter: Reporter
 ) -> Placed:
     """Write every chunk that no base has; fills in the plan's digests."""
-    tree, placed = plan.tree, Placed()
-    seen: dict[tuple[int, bytes], tuple[int, int]] = {}
+    encoder = _Encoder(plan, bases, files, threads)
+    tree = plan.tree
     data, staged, offset = memoryview(b""), -1, 0
     chunk_starts = tree.region_chunk_starts.tolist()
     sizes = tree.region_nbytes.tolist()
@@ -95,83 +107,77 @@ def encode_regions(
                 plan.sources[tensor], plan.names[tensor], tensor_nbytes[tensor], payload
             )
             staged, offset = tensor, 0
-        view = data[offset : offset + sizes[region]]
-        offset += sizes[region]
+        size = sizes[region]
+        view = data if size == len(data) else data[offset : offset + size]
+        offset += size
         first, last = chunk_starts[region], chunk_starts[region + 1]
-        _encode_region(plan, region, view, (first, last), seen, placed, (bases, files, threads))
-        reporter.advance(len(view))
+        if last - first == 1 and not plan.codecs[tensor][0]:
+            encoder.small(region, first, view)
+        else:
+            encoder.region(region, (first, last), view)
+        reporter.advance(size)
     files.flush()
-    return placed
+    return encoder.placed
 
 
-def _encode_region(
+class _Encoder:
+    """Places the chunks of one region after another: shared, reused, or written."""
+
+    def __init__(self, plan: SavePlan, bases: Bases, files: DataFiles, threads: Threads) -> None:
+        self._plan, self._bases, self._files, self._threads = plan, bases, files, threads
+        self._digest = digest_function(plan.options.digest)
+        self._width = plan.tree.chunk_digests.shape[1]
+        self._digests = plan.tree.chunk_digests.reshape(-1).data
+        self.placed = Placed.empty(len(plan.tree.chunk_raw))
+        self._seen: dict[tuple[int, bytes], int] = {}
+
+    def _is_stored(self, row: int, count: int, nbytes: int, digests: bytes) -> bool:
+        """Whether a region of this save has these very bytes: then it shares their place."""
+        self._digests[row * self._width : (row + count) * self._width] = digests
+        first = self._seen.setdefault((nbytes, digests), row)
+        if first == row:
+            return False
+        self.placed.repeat(row, first, count)
+        return True
+
+    def small(self, region: int, row: int, view: memoryview) -> None:
+        """A region of one raw chunk: the way of most tensors, kept short."""
+        raw_digest = self._digest(view)
+        if self._is_stored(row, 1, len(view), raw_digest):
+            return
+        place = self._bases.find(raw_digest, len(view))
+        if place is None:
+            chunk = StoredChunk(view, RAW, raw_digest)
+            (place,) = self._files.add(region, len(view), [row], [chunk])
+        self.placed.put(row, place)
+
+    def region(self, region: int, rows: tuple[int, int], view: memoryview) -> None:
+        """Any region: its chunks are hashed, and encoded, by several threads."""
+        first, last = rows
+        begins = [0, *np.cumsum(self._plan.tree.chunk_raw[first:last], dtype=np.int64).tolist()]
+        pieces = [view[a:b] for a, b in pairwise(begins)]
+        digests = list(self._threads.map(self._digest, pieces))
+        if self._is_stored(first, last - first, len(view), b"".join(digests)):
+            return
+        places = [self._bases.find(d, len(piece)) for d, piece in zip(digests, pieces)]
+        new = [position for position, place in enumerate(places) if place is None]
+        written: Iterator[Place] = iter(())
+        if new:
+            codec = self._plan.codecs[int(self._plan.tree.region_tensors[region])]
+            encode = partial(_encode, pieces=pieces, digests=digests, codec=codec, plan=self._plan)
+            chunks = self._threads.map(encode, new) if codec[0] else map(encode, new)
+            numbers = [first + position for position in new]
+            written = iter(self._files.add(region, len(view), numbers, chunks))
+        for position, place in enumerate(places):
+            self.placed.put(first + position, next(written) if place is None else place)
+
+
+def _encode(
+    position: int,
+    *,
+    pieces: list[memoryview],
+    digests: list[bytes],
+    codec: tuple[Pipeline, int | None],
     plan: SavePlan,
-    region: int,
-    view: memoryview,
-    rows: tuple[int, int],
-    seen: dict[tuple[int, bytes], tuple[int, int]],
-    placed: Placed,
-    into: tuple[Bases, DataFiles, Threads],
-) -> None:
-    bases, files, threads = into
-    first, last = rows
-    algorithm = plan.options.digest
-    begins = _begins(plan, first, last)
-    pieces = [view[a:b] for a, b in zip(begins, [*begins[1:], len(view)])]
-    digests: list[bytes] = list(threads.map(partial(digest, algorithm=algorithm), pieces))
-    joined = b"".join(digests)
-    plan.tree.chunk_digests[first:last] = np.frombuffer(joined, np.uint8).reshape(last - first, -1)
-    key = (len(view), joined)
-    if key in seen:
-        placed.repeat(*seen[key])
-        return
-    seen[key] = (first, last - first)
-    places = [bases.find(d, len(piece)) for d, piece in zip(digests, pieces)]
-    new = [row for row, place in enumerate(places) if place is None]
-    written = iter(_write_new(plan, region, (begins, pieces, digests), new, files, threads))
-    for place in places:
-        placed.add(next(written) if place is None else place)
-
-
-def _begins(plan: SavePlan, first: int, last: int) -> list[int]:
-    if last - first == 1:
-        return [0]
-    begins = np.zeros(last - first, np.int64)
-    np.cumsum(plan.tree.chunk_raw[first : last - 1], out=begins[1:])
-    made: list[int] = begins.tolist()
-    return made
-
-
-def _write_new(
-    plan: SavePlan,
-    region: int,
-    cut: tuple[list[int], list[memoryview], list[bytes]],
-    new: list[int],
-    files: DataFiles,
-    threads: Threads,
-) -> list[Place]:
-    """Encode and write the chunks `new` of a region."""
-    if not new:
-        return []
-    begins, pieces, digests = cut
-    tensor = int(plan.tree.region_tensors[region])
-    codec, algorithm = plan.codecs[tensor], plan.options.digest
-
-    def encode(row: int) -> StoredChunk:
-        return encode_chunk(pieces[row], digests[row], codec, algorithm)
-
-    origin, extent = plan.tree.box(region)
-    return files.add(
-        RegionChunks(
-            name=plan.names[tensor],
-            dtype=plan.tree.dtype(tensor),
-            shape=plan.tree.shape(tensor),
-            origin=origin,
-            extent=extent,
-            region_nbytes=begins[-1] + len(pieces[-1]),
-            starts=[begins[row] for row in new],
-            raw_nbytes=[len(pieces[row]) for row in new],
-            raw_digests=[digests[row] for row in new],
-        ),
-        threads.map(encode, new) if codec[0] else map(encode, new),
-    )
+) -> StoredChunk:
+    return encode_chunk(pieces[position], digests[position], codec, plan.options.digest)

@@ -32,9 +32,9 @@ from ckptfmt.format import (
     Index,
     check_chunk,
     decode_chunk,
-    numpy_dtype,
+    empty_array,
     parse_array,
-    starts,
+    ragged,
 )
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key, Mode
@@ -97,7 +97,7 @@ class ChunkReader:
             own: Each gets memory of its own, instead of views of shared buffers.
         """
         tree = self.index.tree
-        rows = _ranges(tree.region_chunk_starts[regions], tree.region_chunk_starts[regions + 1])
+        rows = ragged(tree.region_chunk_starts[regions], tree.region_nchunks[regions])
         work = self._plan(rows, regions, own)
         for region in regions.tolist():
             if region not in work.views:
@@ -351,14 +351,6 @@ class ChunkReader:
         )
 
 
-def _ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All integers of [begin, end) for each pair, concatenated."""
-    counts = ends - begins
-    at = starts(counts)
-    made: NDArray[np.int64] = np.arange(int(at[-1])) + np.repeat(begins - at[:-1], counts)
-    return made
-
-
 def _pieces(index: Index, run: Run) -> list[list[int]]:
     """A run's chunks in pieces of several MiB of whole chunks."""
     placement = index.placement
@@ -388,7 +380,7 @@ def read_tensors(
     tree = index.tree
     rows = np.unique(np.asarray(tensors, np.int64))
     at = tree.tensor_region_starts
-    regions = _ranges(at[rows], at[rows + 1])
+    regions = ragged(at[rows], at[rows + 1] - at[rows])
     reader = ChunkReader(backend, index, verify=verify)
     if mode == "mmap":
         buffers = reader.maps(regions, reporter)
@@ -410,10 +402,10 @@ def _array(index: Index, tensor: int, buffers: Mapping[int, NDArray[np.uint8]]) 
     dtype, shape = tree.dtype(tensor), tree.shape(tensor)
     first, last = (int(x) for x in tree.tensor_region_starts[tensor : tensor + 2])
     if first == last:
-        return np.zeros(shape, numpy_dtype(dtype))
+        return empty_array(dtype, shape)
     if last == first + 1:
         return parse_array(buffers[first], dtype, shape)
-    made: Array = np.empty(shape, numpy_dtype(dtype))
+    made = empty_array(dtype, shape)
     for region in range(first, last):
         origin, extent = tree.box(region)
         box = tuple(slice(o, o + e) for o, e in zip(origin, extent))

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ckptfmt.engine.pipeline import Pipeline as Threads
+from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.reuse import Place
 from ckptfmt.errors import StorageError
 from ckptfmt.format import (
@@ -26,12 +29,12 @@ from ckptfmt.format import (
     RAW,
     SMALL_TENSOR_NBYTES,
     DataTable,
-    Dtype,
     Pipeline,
     StoredChunk,
     finish_file,
     pack_head,
     pack_table,
+    ragged,
 )
 from ckptfmt.storage import Backend, Writer
 from ckptfmt.types import Key
@@ -42,28 +45,15 @@ LARGE_CHUNK_NBYTES = 1 << 20
 WRITE_NBYTES_MAX = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class RegionChunks:
-    """What is written of one region into one file."""
-
-    name: str
-    dtype: Dtype
-    shape: tuple[int, ...]
-    origin: tuple[int, ...]
-    extent: tuple[int, ...]
-    region_nbytes: int
-    starts: Sequence[int]
-    raw_nbytes: Sequence[int]
-    raw_digests: Sequence[bytes]
-
-
 @dataclass(slots=True)
 class _File:
-    """A data file in the making. Of the chunks only what the table needs is kept."""
+    """A data file in the making. Of regions and chunks only their rows in the tree are kept."""
 
     writer: Writer | None
     end: int = HEAD_NBYTES
-    regions: list[RegionChunks] = field(default_factory=list)
+    regions: list[int] = field(default_factory=list)
+    nchunks: list[int] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     pieces: list[tuple[int, memoryview]] = field(default_factory=list)
     pending: bytearray = field(default_factory=bytearray)
@@ -82,13 +72,12 @@ class DataFiles:
         backend: Backend,
         txn: str,
         threads: Threads,
-        *,
-        algorithm: str,
-        durable: bool,
+        plan: SavePlan,
         condemned: Container[str],
     ) -> None:
-        self._backend, self._txn, self._threads = backend, txn, threads
-        self._algorithm, self._durable, self._condemned = algorithm, durable, condemned
+        self._backend, self._txn, self._threads, self._plan = backend, txn, threads, plan
+        self._algorithm, self._durable = plan.options.digest, plan.options.durable
+        self._condemned = condemned
         self._streams = backend.capabilities.late_key
         self._target = FILE_NBYTES_TARGET if self._streams else FILE_NBYTES_TARGET_REMOTE
         self._file: _File | None = None
@@ -96,18 +85,27 @@ class DataFiles:
         self.done: dict[str, int] = {}
         self.ids: list[str] = []
 
-    def add(self, region: RegionChunks, chunks: Iterable[StoredChunk]) -> list[Place]:
-        """Write a region's chunks, one after another, into one file."""
+    def add(
+        self, region: int, nbytes: int, rows: Sequence[int], chunks: Iterable[StoredChunk]
+    ) -> list[Place]:
+        """Write a region's chunks, one after another, into one file.
+
+        Args:
+            region: Its row in the plan's tree; `nbytes` are its raw bytes.
+            rows: Chunk rows, one for each of `chunks`.
+        """
         file = self._file = self._file or self._begin()
-        align = BLOCK_NBYTES if region.region_nbytes >= SMALL_TENSOR_NBYTES else ALIGN_NBYTES
+        align = BLOCK_NBYTES if nbytes >= SMALL_TENSOR_NBYTES else ALIGN_NBYTES
         offset = -(-file.end // align) * align
-        file.regions.append(region)
         places = []
         for chunk in chunks:
             self._put(file, offset, chunk.data)
-            nbytes = len(chunk.data)
-            places.append(Place(self._number, offset, nbytes, chunk.pipeline, chunk.digest))
-            offset += nbytes
+            stored = len(chunk.data)
+            places.append(Place(self._number, offset, stored, chunk.pipeline, chunk.digest))
+            offset += stored
+        file.regions.append(region)
+        file.nchunks.append(len(places))
+        file.chunks += rows
         file.places += places
         file.end = offset
         if file.end > self._target:
@@ -184,33 +182,36 @@ class DataFiles:
         self.ids.append(file_id)
 
     def _table(self, file: _File, salt: int) -> DataTable:
-        regions, places = file.regions, file.places
-        dtypes: dict[Dtype, int] = {}
-        rows = [dtypes.setdefault(region.dtype, len(dtypes)) for region in regions]
+        tree, places = self._plan.tree, file.places
+        regions, chunks = np.array(file.regions, np.int64), np.array(file.chunks, np.int64)
+        owners = tree.region_tensors[regions].astype(np.int64)
+        ndims = tree.tensor_ndims[owners]
+        used, dtypes = _by_first_use(tree.tensor_dtypes[owners])
+        shapes = ragged(tree.dims_starts[owners], ndims)
+        boxes = ragged(tree.region_dims_starts[regions], ndims)
+        ends = np.cumsum(tree.chunk_raw, dtype=np.int64)
+        first = np.repeat(tree.region_chunk_starts[regions], file.nchunks)
+        begins = (ends - tree.chunk_raw)[chunks] - (ends - tree.chunk_raw)[first]
         pipelines: dict[Pipeline, int] = {RAW: 0}
-        codecs = [
-            pipelines.setdefault(p, len(pipelines)) for p in (place.pipeline for place in places)
-        ]
-        digests = [digest for region in regions for digest in region.raw_digests]
+        codecs = [pipelines.setdefault(place.pipeline, len(pipelines)) for place in places]
+        names = self._plan.names
         return DataTable(
             salt=salt,
-            dtypes=tuple(dtypes),
-            region_names=[region.name for region in regions],
-            region_dtypes=np.array(rows, np.uint16),
-            region_ndims=np.array([len(region.shape) for region in regions], np.uint8),
-            region_shapes=np.array([d for r in regions for d in r.shape], np.uint64),
-            region_origins=np.array([d for r in regions for d in r.origin], np.uint64),
-            region_extents=np.array([d for r in regions for d in r.extent], np.uint64),
-            region_nchunks=np.array([len(region.starts) for region in regions], np.uint32),
-            chunk_starts=np.array([s for r in regions for s in r.starts], np.uint64),
+            dtypes=tuple(tree.dtypes[row] for row in used),
+            region_names=[names[tensor] for tensor in owners.tolist()],
+            region_dtypes=dtypes,
+            region_ndims=ndims,
+            region_shapes=tree.tensor_dims[shapes],
+            region_origins=tree.region_origins[boxes],
+            region_extents=tree.region_extents[boxes],
+            region_nchunks=np.array(file.nchunks, np.uint32),
+            chunk_starts=begins,
             chunk_offsets=np.array([place.offset for place in places], np.uint64),
             chunk_stored=np.array([place.stored_nbytes for place in places], np.uint32),
-            chunk_raw=np.array([n for r in regions for n in r.raw_nbytes], np.uint32),
+            chunk_raw=tree.chunk_raw[chunks],
             chunk_codecs=np.array(codecs, np.uint8),
-            chunk_digests=_digest_column(digests),
-            stored_digests=_digest_column([place.digest for place in places])
-            if any(codecs)
-            else None,
+            chunk_digests=tree.chunk_digests[chunks],
+            stored_digests=_digest_column([p.digest for p in places]) if any(codecs) else None,
             pipelines=tuple(pipelines),
         )
 
@@ -230,9 +231,15 @@ class DataFiles:
             self._abort(file)
 
 
-def _digest_column(digests: Sequence[bytes]) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def _by_first_use(column: NDArray[Any]) -> tuple[list[int], NDArray[Any]]:
+    """The values of a column in the order of their first use, and the column renumbered so."""
+    values, first, inverse = np.unique(column, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.uint16)
+    rank[order] = np.arange(len(order))
+    return values[order].tolist(), rank[inverse]
+
+
+def _digest_column(digests: Sequence[bytes]) -> NDArray[np.uint8]:
     width = len(digests[0]) if digests else 0
-    made: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = np.frombuffer(
-        b"".join(digests), np.uint8
-    ).reshape(len(digests), width)
-    return made
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), width)

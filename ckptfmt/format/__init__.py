@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ckptfmt.format.chunk import StoredChunk, check_chunk, decode_chunk, encode_chunk
 from ckptfmt.format.codecs import CODECS, RAW, Pipeline, decode, encode, parse_codec
-from ckptfmt.format.columns import CURE, starts
+from ckptfmt.format.columns import CURE, ragged, starts
 from ckptfmt.format.datafile import (
     FOOTER_NBYTES,
     HEAD_NBYTES,
@@ -25,7 +25,7 @@ from ckptfmt.format.datafile import (
     parse_head,
     parse_table,
 )
-from ckptfmt.format.digest import DIGEST_NBYTES, digest
+from ckptfmt.format.digest import DIGEST_NBYTES, digest, digest_function
 from ckptfmt.format.dtypes import (
     Dtype,
     dtype_named,
@@ -139,6 +139,7 @@ __all__ = [
     "decode",
     "decode_chunk",
     "digest",
+    "digest_function",
     "dtype_named",
     "dtype_of",
     "empty_array",
@@ -180,6 +181,7 @@ __all__ = [
     "parse_table",
     "parse_tree",
     "parse_value",
+    "ragged",
     "split_name",
     "starts",
     "step_name",

@@ -159,6 +159,14 @@ def starts(counts: Column) -> Column:
     return made
 
 
+def ragged(begins: Column, counts: Column) -> Column:
+    """All integers of [begin, begin + count) for each pair, one after another, as int64."""
+    counts = counts.astype(np.int64)
+    at = starts(counts)
+    made: Column = np.arange(int(at[-1])) + np.repeat(begins.astype(np.int64) - at[:-1], counts)
+    return made
+
+
 def first_use_order(rows: Column, count: int) -> bool:
     """True if 0 … count-1 all occur in `rows` and each occurs first after all smaller ones."""
     if len(rows) == 0:

@@ -31,6 +31,11 @@ def digest(buffer: bytes | bytearray | memoryview, algorithm: str) -> Digest:
     Raises:
         UsageError: The algorithm is unknown.
     """
+    return Digest(digest_function(algorithm)(buffer))
+
+
+def digest_function(algorithm: str) -> Callable[[bytes | bytearray | memoryview], bytes]:
+    """The function behind `digest`, for loops over many small buffers."""
     function = _FUNCTIONS.get(algorithm)
     if function is None:
         raise UsageError(
@@ -40,7 +45,7 @@ def digest(buffer: bytes | bytearray | memoryview, algorithm: str) -> Digest:
             found=repr(algorithm),
             do="choose one of these",
         )
-    return Digest(function(buffer))
+    return function
 
 
 def algorithm_name(code: int, where: str) -> str:

@@ -31,6 +31,7 @@ from ckptfmt.format.columns import (
     get_map,
     pack_map,
     parse_map,
+    ragged,
     starts,
 )
 from ckptfmt.format.digest import DIGEST_NBYTES
@@ -387,10 +388,7 @@ def check_regions(tree: TreeSection) -> None:
 
 def _dims_of_regions(tree: TreeSection, owners: Column) -> Column:
     """The tensor's dims, repeated for each of its regions (flat, ragged like the origins)."""
-    ndims = tree.tensor_ndims[owners].astype(np.int64)
-    at = starts(ndims)
-    inside = np.arange(int(at[-1])) - np.repeat(at[:-1], ndims)
-    made: Column = tree.tensor_dims[np.repeat(tree.dims_starts[owners], ndims) + inside]
+    made: Column = tree.tensor_dims[ragged(tree.dims_starts[owners], tree.tensor_ndims[owners])]
     return made
 
 
