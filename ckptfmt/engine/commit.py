@@ -68,6 +68,8 @@ def put_index(
         if not error.outcome_unknown:
             raise
         won = _find_out(backend, key, commit_id, deadline, error)
+        if won and durable:
+            backend.sync([key])  # it is there: whether its name is durable, the error left open
     return listed if won else None
 
 
@@ -109,7 +111,12 @@ def check_or_withdraw(backend: Backend, document: Document, listed: Listed) -> N
     Raises:
         ConflictError: kind `conflict-collected`.
     """
-    bad = unusable(backend, document.sizes())
+    try:
+        bad = unusable(backend, document.sizes())
+    except BaseException as error:
+        # Not checked is not committed: a call that fails leaves nothing visible.
+        _withdraw_unchecked(backend, listed, error)
+        raise
     if bad:
         withdraw(backend, listed)
         raise ConflictError(
@@ -119,6 +126,20 @@ def check_or_withdraw(backend: Backend, document: Document, listed: Listed) -> N
             found=f"{len(bad)} of {len(document.files.ids)} files",
             do="save again; nothing of this save is visible",
         )
+
+
+def _withdraw_unchecked(backend: Backend, listed: Listed, cause: BaseException) -> None:
+    try:
+        withdraw(backend, listed)
+    except StorageError as error:
+        raise StorageError(
+            "the commit could neither be checked nor taken back",
+            reason="commit-unknown",
+            where=listed.key,
+            found=str(error),
+            do="look at this key when the store answers again; nothing was cleaned up",
+            outcome_unknown=True,
+        ) from cause
 
 
 def withdraw(backend: Backend, listed: Listed) -> None:
