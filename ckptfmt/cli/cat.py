@@ -81,7 +81,7 @@ def _value(
             found=type(value).__name__,
         )
     document = {"command": "cat", "name": name, "kind": "value", "type": type(value).__name__}
-    out.result({**document, "value": json_value(value)}, escape(repr(value)))
+    out.result({**document, "value": json_value(value)}, escape(repr(value)), whole=True)
     return OK
 
 
@@ -112,7 +112,7 @@ def _values(
             max_line_width=out.width or 80,
             separator=", ",
         )
-    out.result({}, "\n".join(escape(line) for line in text.splitlines()))
+    out.result({}, *(escape(line) for line in text.splitlines()), whole=True)
     if array.size > SHOWN_MAX and not args.all:
         out.note(f"{array.size:,} elements, shown in part; --all prints every one")
     return OK

@@ -91,8 +91,10 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
     }
     size = f"{format_count(len(report.loaded), 'tensor')}, {format_nbytes(report.nbytes)}"
     shown = [
-        f"{escape(args.src)} ({report.format}) -> {escape(store.url)}@{report.info.name}",
-        f"  {size}, digests checked against the source",
+        f"{escape(store.url)}@{report.info.name}",
+        f"  from   {escape(args.src)} ({report.format})",
+        f"  size   {size}",
+        "  check  digests are those of the source",
     ]
     if report.renamed:
         shown.append(
@@ -154,7 +156,7 @@ def _list_content(args: argparse.Namespace, out: Output) -> int:
 def _tensor_table(tree: ForeignTree) -> Table:
     table = Table(
         [
-            Column("NAME", shrink_to=20),
+            Column("NAME", shrink_to=20, name=True),
             Column("DTYPE", shrink_to=7),
             Column("SHAPE", shrink_to=10),
             Column("SIZE", right=True),

@@ -34,9 +34,14 @@ class Row:
 
 @dataclass(slots=True)
 class Node:
-    """A part of names. `label` begins with the separator before it, except at the top."""
+    """A part of names, beginning with the separator before it, except at the top.
 
-    label: str
+    `rest` is the label of the only child that was joined to it, so that the numbers in `part` are
+    its own.
+    """
+
+    part: str
+    rest: str = ""
     by_part: dict[str, Node] = field(default_factory=dict)
     children: list[Node] = field(default_factory=list)
     leaf: Leaf | None = None
@@ -45,6 +50,10 @@ class Node:
     nbytes: int = 0
     dtypes: dict[str, None] = field(default_factory=dict)
     signature: int = 0
+
+    @property
+    def label(self) -> str:
+        return self.part + self.rest
 
 
 def split_parts(name: str) -> list[str]:
@@ -100,27 +109,28 @@ def _sum_up(node: Node) -> None:
 
 
 def _join_only_child(node: Node) -> None:
-    if not node.label or node.leaf is not None or len(node.children) != 1:
+    if not node.part or node.leaf is not None or len(node.children) != 1:
         return
     (child,) = node.children
-    node.label += child.label
+    node.rest += child.label
     node.children, node.leaf = child.children, child.leaf
 
 
 def _merge(siblings: list[Node]) -> Iterator[Node]:
     """Siblings of one pattern and one signature become one node whose label holds the numbers."""
-    groups: dict[tuple[str, int], list[Node]] = {}
+    groups: dict[tuple[tuple[str, ...], str, int], list[Node]] = {}
     for node in siblings:
-        numbers = _NUMBER.findall(node.label)
-        pattern = _NUMBER.sub("#", node.label) if len(numbers) == 1 else node.label
-        groups.setdefault((pattern, node.signature), []).append(node)
-    for (pattern, _), nodes in groups.items():
-        if len(nodes) == 1 or "#" not in pattern:
+        numbers = _NUMBER.findall(node.part)
+        # Without a number of its own a node is alone: its text is a key that no pattern equals.
+        pattern = tuple(_NUMBER.split(node.part)) if len(numbers) == 1 else (node.part,)
+        groups.setdefault((pattern, node.rest, node.signature), []).append(node)
+    for (pattern, _, _), nodes in groups.items():
+        if len(nodes) == 1 or len(pattern) == 1:
             yield from nodes
             continue
-        numbers = [n for node in nodes for n in _NUMBER.findall(node.label)]
+        numbers = [n for node in nodes for n in _NUMBER.findall(node.part)]
         merged = nodes[0]
-        merged.label = pattern.replace("#", f"[{format_ranges(numbers)}]", 1)
+        merged.part = f"[{format_ranges(numbers)}]".join(pattern)
         for node in nodes[1:]:
             _add(merged, node)
         yield merged
@@ -192,7 +202,7 @@ def _row(node: Node, level: int) -> Row:
 
 
 def _dtypes(names: dict[str, None]) -> str:
-    return ", ".join(names) if len(names) <= 2 else f"{len(names)} kinds"
+    return next(iter(names), "") if len(names) <= 1 else f"{len(names)} kinds"
 
 
 def automatic_depth(root: Node, rows_max: int, limit: int) -> int:

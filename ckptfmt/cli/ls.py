@@ -21,6 +21,7 @@ A damaged checkpoint is left out with a warning, and the exit code is 3."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="directory or URL; with @NAME only that one")
+    parser.add_argument("--quarantined", action="store_true", help="those that are set aside")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -30,21 +31,21 @@ def run(args: argparse.Namespace, out: Output) -> int:
     tags: dict[str, list[str]] = {}
     for tag, name in sorted(store.tags().items()):
         tags.setdefault(name, []).append(tag)
-    infos = store.checkpoints()
+    infos = store.checkpoints(quarantined=args.quarantined)
     if at is not None:
         with store.open(at) as checkpoint:
             infos = [i for i in infos if i.name == checkpoint.info.name]
-    latest = store.latest() if infos else None
+    latest = store.latest() if infos and not args.quarantined else None
     latest_name = latest.name if latest is not None else None
     table = Table(
         [
-            Column("CHECKPOINT", shrink_to=12),
+            Column("CHECKPOINT", shrink_to=12, name=True),
             Column("CREATED"),
             Column("TENSORS", right=True),
             Column("SIZE", right=True),
-            Column("STORED", right=True),
-            Column("TAGS", shrink_to=8),
-            Column("METRICS", shrink_to=10),
+            *([Column("FILES", right=True)] if out.verbose else []),
+            Column("TAGS", shrink_to=12),
+            Column("METRICS", shrink_to=12),
         ]
     )
     for info in infos:
@@ -54,9 +55,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
             f"{info.created:%Y-%m-%d %H:%M}",
             f"{info.tensors:,}",
             format_nbytes(info.nbytes),
-            format_nbytes(info.stored_nbytes),
+            *([format_nbytes(info.stored_nbytes)] if out.verbose else []),
             ", ".join(marks),
-            ", ".join(f"{key}={value:.6g}" for key, value in info.metrics.items()),
+            ", ".join(f"{key}={value:.4g}" for key, value in info.metrics.items()),
         )
     document = {
         "command": "ls",

@@ -67,8 +67,10 @@ class Output:
             width = 0
         return max(20, width or 80)
 
-    def result(self, document: Mapping[str, object], *shown: Table | str) -> None:
-        """The result: `document` with --json, else tables and lines."""
+    def result(
+        self, document: Mapping[str, object], *shown: Table | str, whole: bool = False
+    ) -> None:
+        """The result: `document` with --json, else tables and lines; `whole` lines are not cut."""
         if self.json:
             extra = {"warnings": self.warnings} if self.warnings else {}
             write_json({**document, **extra}, self.stdout)
@@ -77,7 +79,7 @@ class Output:
             if isinstance(part, Table):
                 self._table(part)
             else:
-                self.stdout.write(self._fit(part) + "\n")
+                self.stdout.write((part if whole else self._fit(part)) + "\n")
 
     def _table(self, table: Table) -> None:
         width = self.width
@@ -88,7 +90,7 @@ class Output:
 
     def _fit(self, line: str) -> str:
         width = self.width
-        return line if width is None or "\n" in line else truncate_end(line, width)
+        return line if width is None else truncate_end(line, width)
 
     def note(self, text: str) -> None:
         """Something worth knowing that is not the result."""

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if args.depth == 0 or not leaves:
         out.result({}, *head)
         return OK
-    table = _flat(leaves) if args.all else _tree(leaves, args.depth)
+    table = _flat(leaves) if args.all else _tree(leaves, args.depth, verbose=out.verbose > 0)
     out.result({}, *head, "", table)
     return OK
 
@@ -131,9 +131,9 @@ def _head(title: str, info: CheckpointInfo | None, sums: Totals, *, verbose: boo
 def _flat(leaves: Sequence[Leaf]) -> Table:
     table = Table(
         [
-            Column("NAME", shrink_to=20),
+            Column("NAME", shrink_to=20, name=True),
             Column("DTYPE", shrink_to=7),
-            Column("SHAPE OR VALUE", shrink_to=14),
+            Column("SHAPE/VALUE", shrink_to=16),
             Column("SIZE", right=True),
         ]
     )
@@ -143,7 +143,7 @@ def _flat(leaves: Sequence[Leaf]) -> Table:
     return table
 
 
-def _tree(leaves: Sequence[Leaf], depth: int | None) -> Table:
+def _tree(leaves: Sequence[Leaf], depth: int | None, *, verbose: bool) -> Table:
     root = build(leaves)
     if depth is None:
         screen = shutil.get_terminal_size((80, 60)).lines
@@ -153,24 +153,24 @@ def _tree(leaves: Sequence[Leaf], depth: int | None) -> Table:
         rows = rows_to_depth(root, depth)
     table = Table(
         [
-            Column("NAME", shrink_to=20),
+            Column("NAME", shrink_to=20, name=True),
             Column("TENSORS", right=True),
-            Column("VALUES", right=True),
+            *([Column("VALUES", right=True)] if verbose else []),
             Column("DTYPE", shrink_to=8),
-            Column("SHAPE OR VALUE", shrink_to=14),
+            Column("SHAPE/VALUE", shrink_to=16),
             Column("SIZE", right=True),
         ]
     )
     for row in rows:
-        table.add(*_cells(row))
+        table.add(*_cells(row, verbose=verbose))
     return table
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, *, verbose: bool) -> tuple[str, ...]:
     return (
         "  " * row.level + (row.label or "(root)"),
         f"{row.tensors:,}" if row.tensors else "",
-        f"{row.values:,}" if row.values else "",
+        *([f"{row.values:,}" if row.values else ""] if verbose else []),
         row.dtype,
         row.content,
         format_nbytes(row.nbytes) if row.nbytes or row.tensors else "",

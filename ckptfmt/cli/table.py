@@ -17,12 +17,19 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `shrink_to`: the least width to which it may be cut (in the middle); 0: never."""
+    """A column.
+
+    Attributes:
+        title: Its heading.
+        right: Numbers stand at the right.
+        shrink_to: The least width to which it may be cut; 0: never.
+        name: It holds names: cut in the middle, and only when no other column can give more.
+    """
 
     title: str
     right: bool = False
     shrink_to: int = 0
-    style: str = ""
+    name: bool = False
 
 
 @dataclass(slots=True)
@@ -37,14 +44,15 @@ class Table:
 
 
 def layout(table: Table, width: int | None) -> tuple[list[int], list[tuple[str, ...]]]:
-    """Column widths and rows that fit them; columns are cut from the widest that may be."""
+    """Column widths and rows that fit them; the widest column that may be cut is cut first."""
     columns, rows = _without_empty_columns(table)
     widths = [cell_width(c.title) for c in columns]
     for row in rows:
         widths = [max(w, cell_width(cell)) for w, cell in zip(widths, row)]
     if width is not None:
         _shrink(widths, columns, width)
-        rows = [tuple(truncate_middle(cell, w) for cell, w in zip(row, widths)) for row in rows]
+        cuts = [truncate_middle if c.name else truncate_end for c in columns]
+        rows = [tuple(cut(cell, w) for cut, cell, w in zip(cuts, row, widths)) for row in rows]
     return widths, rows
 
 
@@ -62,7 +70,7 @@ def _shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
         able = [i for i, c in enumerate(columns) if c.shrink_to and widths[i] > c.shrink_to]
         if not able:
             return
-        widest = max(able, key=lambda i: widths[i])
+        widest = max(able, key=lambda i: (not columns[i].name, widths[i]))
         widths[widest] -= 1
         excess -= 1
 
@@ -100,7 +108,6 @@ def draw(table: Table, file: IO[str], width: int) -> None:
         drawn.add_column(
             rich.text.Text(column.title),
             justify="right" if column.right else "left",
-            style=column.style,
             no_wrap=True,
             overflow="crop",
             min_width=w,

@@ -51,10 +51,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
         return OK
     table = Table(
         [
-            Column("FILE", shrink_to=12),
+            Column("FILE", shrink_to=12, name=True),
             Column("BYTES", shrink_to=11),
-            Column("CHECKPOINT", shrink_to=10),
-            Column("TENSOR", shrink_to=12),
+            Column("CHECKPOINT", shrink_to=10, name=True),
+            Column("TENSOR", shrink_to=12, name=True),
             Column("DAMAGE", shrink_to=14),
         ]
     )

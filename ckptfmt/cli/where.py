@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ckptfmt.cli.comparison import CHANGED, UNKNOWN, Comparison, Difference, Side, compare
 from ckptfmt.cli.leaves import TENSOR, Leaf, leaves_of_index
 from ckptfmt.cli.statistics import blocks
-from ckptfmt.engine import Checkpoint, Store, split_where
+from ckptfmt.engine import Checkpoint, Store, parse_where
 from ckptfmt.errors import NotFoundError, UsageError
 from ckptfmt.events import Event, Progress
 from ckptfmt.foreign import ForeignCheckpoint, detect_format, open_foreign
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from ckptfmt.types import At, CheckpointInfo
 
 
+def _parse(text: str, options: Mapping[str, object], *, read_only: bool) -> tuple[Store, At | None]:
+    store, at = parse_where(text)
+    return Store(store.url, storage_options=options, read_only=read_only), at
+
+
 def open_store(args: argparse.Namespace, *, read_only: bool = True) -> tuple[Store, At | None]:
     """The store and the checkpoint of `STORE[@NAME]`; None where no checkpoint is named."""
-    url, at = split_where(args.store)
-    return Store(url, storage_options=args.storage_options, read_only=read_only), at
+    return _parse(args.store, args.storage_options, read_only=read_only)
 
 
 def open_whole_store(args: argparse.Namespace, *, read_only: bool) -> Store:
@@ -46,7 +50,7 @@ def store_for_writing(
     text: str, options: Mapping[str, object], *, step: int | None, name: str | None
 ) -> tuple[Store, dict[str, Any]]:
     """The store, and `step=` or `name=` for a save, which `STORE@NAME` may give too."""
-    url, at = split_where(text)
+    store, at = _parse(text, options, read_only=False)
     if at is not None:
         if step is not None or name is not None:
             raise UsageError(
@@ -56,7 +60,7 @@ def store_for_writing(
                 do="give @NAME, --name or --step, not two of them",
             )
         step, name = (at, None) if isinstance(at, int) else (None, at)
-    return Store(url, storage_options=options), {"step": step, "name": name}
+    return store, {"step": step, "name": name}
 
 
 class Source(Protocol):
@@ -149,8 +153,8 @@ def open_source(text: str, options: Mapping[str, object]) -> Iterator[Source]:
         with open_foreign(text) as foreign:
             yield _Foreign(text, foreign)
         return
-    url, at = split_where(text)
-    with Store(url, storage_options=options, read_only=True).open(at) as checkpoint:
+    store, at = _parse(text, options, read_only=True)
+    with store.open(at) as checkpoint:
         yield _Stored(checkpoint)
 
 

@@ -150,7 +150,8 @@ def same_digests(index: Index, name: str, tensor: ForeignTensor) -> bool:
     first, last = (int(n) for n in section.tensor_region_starts[row : row + 2])
     for region in range(first, last):
         origin, extent = section.box(region)
-        box = tuple(slice(o, o + e) for o, e in zip(origin, extent))
+        # The Ellipsis keeps a 0-d array an array.
+        box: tuple[Any, ...] = (*(slice(o, o + e) for o, e in zip(origin, extent)), ...)
         data, at = memoryview(pack_array(array[box])), 0
         begin, end = (int(n) for n in section.region_chunk_starts[region : region + 2])
         for chunk in range(begin, end):

@@ -9,7 +9,11 @@ from ckptfmt.cli.table import Column, Table, draw, plain_lines
 
 def table() -> Table:
     made = Table(
-        [Column("NAME", shrink_to=12), Column("SHAPE", shrink_to=8), Column("SIZE", right=True)]
+        [
+            Column("NAME", shrink_to=12, name=True),
+            Column("SHAPE", shrink_to=10),
+            Column("SIZE", right=True),
+        ]
     )
     made.add("model/encoder.layer.11.attention.output.dense.weight", "[384, 384]", "576.0 KiB")
     made.add("b", "[]", "4 B")
