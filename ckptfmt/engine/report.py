@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -62,7 +63,7 @@ def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules
         return
     lines = [f"  {m.name}: expected {m.expected}, found {m.found}" for m in wrong]
     lines += [f"  missing in the checkpoint: {n}{_near(n, unexpected)}" for n in missing]
-    lines += [f"  not in the target: {n}" for n in unexpected]
+    lines += [f"  not in the target: {text}" for text in _grouped(unexpected, report.matched)]
     if len(lines) > _LINES_MAX:
         lines = [*lines[:_LINES_MAX], f"  … and {len(lines) - _LINES_MAX} more"]
     what = "the target and the checkpoint disagree"
@@ -74,6 +75,18 @@ def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules
         do=_cure(missing, unexpected, wrong),
         report=replace(report),
     )
+
+
+def _grouped(names: Sequence[str], matched: Sequence[str]) -> list[str]:
+    """Names, those of a top-level container of which nothing matched as one line."""
+    tops = {name.partition("/")[0] for name in matched}
+    counts = Counter(name.partition("/")[0] for name in names)
+    made: dict[str, None] = {}
+    for name in names:
+        top = name.partition("/")[0]
+        whole = top not in tops and counts[top] > 3
+        made[f"{top}/** ({counts[top]} leaves)" if whole else name] = None
+    return list(made)
 
 
 def _not_allowed(names: Sequence[str], allowed: Select) -> list[str]:
