@@ -72,10 +72,14 @@ if TYPE_CHECKING:
         Checkpoint as Checkpoint,
         Store as Store,
         StoredTensor as StoredTensor,
+        register_type as register_type,
+    )
+
+    # From the module: to a type checker `ckptfmt.engine.save` is the submodule of that name.
+    from ckptfmt.engine.api import (
         load as load,
         open as open,  # noqa: A004
         plan as plan,
-        register_type as register_type,
         restore as restore,
         save as save,
     )
