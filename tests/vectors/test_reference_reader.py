@@ -61,7 +61,7 @@ def all_dtypes() -> dict[str, np.ndarray[Any, Any]]:
     for name in dir(ml_dtypes):
         kind = getattr(ml_dtypes, name)
         if isinstance(kind, type) and name not in ("finfo", "iinfo"):
-            array = np.zeros(7, kind)
+            array: np.ndarray[Any, Any] = np.zeros(7, kind)
             bits = dtype_of(array).bits
             raw = rng.integers(0, 1 << min(bits, 8), array.nbytes, np.uint8)
             made[name] = raw.view(array.dtype)
@@ -142,7 +142,7 @@ def test_containers_keys_and_order_are_read(
     tmp_path: Path, assert_reference_reads: Reads, reference: ModuleType
 ) -> None:
     one = [np.full(2, i, np.int8) for i in range(12)]
-    tree = {
+    tree: dict[Any, Any] = {
         "z": [one[0], {"q": 1}, (one[1], None)],
         "a": Pair(one[2], collections.OrderedDict(y=one[3], x=1)),
         1: one[4],

@@ -212,7 +212,7 @@ def shown_array(array: Any) -> dict[str, Any]:
         return {**made, "items": [i if isinstance(i, str) else {"bytes": i.hex()} for i in items]}
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if dtype.bits < 8:
-        raw = raw & ((1 << dtype.bits) - 1)
+        raw = raw & np.uint8((1 << dtype.bits) - 1)
     return {**made, "data": raw.tobytes().hex()}
 
 

@@ -92,7 +92,8 @@ def reasons(path: Path) -> set[str]:
             position = 2 if path.name == "unflatten.py" else 1
         if position is not None and len(node.args) > position:
             value = node.args[position]
-            if isinstance(value, ast.Constant) and re.fullmatch(r"[a-z]+(-[a-z]+)*", value.value):
+            text = value.value if isinstance(value, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"[a-z]+(-[a-z]+)*", text):
                 take("corrupt", value)
     if path.name == "unflatten.py":
         found.add("corrupt-structure")  # the default of its `_corrupt`

@@ -13,6 +13,7 @@ import pytest
 import ckptfmt
 from ckptfmt.format import Dtype, numpy_dtype, parse_header
 from ckptfmt.testing import FaultyBackend
+from ckptfmt.types import Key, Mode
 
 VECTORS = Path(__file__).parents[3] / "spec" / "vectors" / "accept"
 Tree = dict[str, Any]
@@ -262,19 +263,20 @@ def test_m05_10_a_short_missing_or_linked_file_is_never_read(tmp_path: Path) -> 
     (name,) = keys(tmp_path, "data")
     path = tmp_path / "data" / name
     good = path.read_bytes()
-    for mode in ("auto", "read", "mmap"):
+    modes: list[Mode] = ["auto", "read", "mmap"]
+    for mode in modes:
         path.write_bytes(good[:8192])
         with pytest.raises(ckptfmt.CorruptError) as caught:
-            ckptfmt.load(tmp_path, mode=mode)  # type: ignore[arg-type]
+            ckptfmt.load(tmp_path, mode=mode)
         assert caught.value.kind == "corrupt-short-file"
         path.unlink()
         with pytest.raises(ckptfmt.CorruptError) as caught:
-            ckptfmt.load(tmp_path, mode=mode)  # type: ignore[arg-type]
+            ckptfmt.load(tmp_path, mode=mode)
         assert caught.value.kind == "corrupt-missing-file"
         (tmp_path / "secret").write_bytes(good)
         path.symlink_to(tmp_path / "secret")
         with pytest.raises(ckptfmt.CheckpointError):
-            ckptfmt.load(tmp_path, mode=mode)  # type: ignore[arg-type]
+            ckptfmt.load(tmp_path, mode=mode)
         path.unlink()
 
 
@@ -382,7 +384,7 @@ def test_m08_4_a_save_whose_file_is_condemned_after_the_commit_withdraws(
     backend = store.backend
     put = type(backend).put_if_absent
 
-    def then_condemn(self: Any, key: str, data: Any, *, durable: bool) -> bool:
+    def then_condemn(self: Any, key: Key, data: Any, *, durable: bool) -> bool:
         done: bool = put(self, key, data, durable=durable)
         if key.startswith("checkpoints/"):
             ids = keys(tmp_path, "data")
