@@ -203,7 +203,7 @@ def _open_save(
         yield txn, _open_bases(backend, chosen)
     except StorageError as error:
         # What a commit of unknown outcome may need stays, and so does its `open`.
-        if not error.outcome_unknown:
+        if error.reason != "commit-unknown":
             end(backend, txn)
         raise
     except BaseException:
