@@ -7,7 +7,7 @@ the old values, which `undo` puts back bit for bit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -34,6 +34,7 @@ from ckptfmt.tensorflow.tensors import (
     make_tensor,
     raw_variable,
     read,
+    tie_of,
 )
 
 _BUILD_FIRST = "build it first: call it once, or build()"
@@ -73,6 +74,7 @@ class VariableTarget:
         self.order = ORDER_TENSOR
         self._variable = variable
         self._raw = raw_variable(variable, name)
+        self.identities: dict[str, Hashable] = {name: tie_of(self._raw)}
         self._assigned = _Assigned()
 
     def compare(self, comparison: Comparison) -> None:
@@ -104,6 +106,7 @@ class ObjectTarget:
 
     def __init__(self, obj: Any, name: str) -> None:
         self.name = name
+        self.identities: dict[str, Hashable] = {}
         random = isinstance(obj, (tf.random.Generator, keras.random.SeedGenerator))
         self.order = ORDER_RNG if random else ORDER_TENSOR
         self._obj = obj
@@ -119,14 +122,15 @@ class ObjectTarget:
         sources = match(made.found, stored, self.name)
         taken: set[str] = set()
         self._asked = []
+        self.identities = {}
         for one, (source, rule) in zip(made.found, sources):
             name = absolute(self.name, one.name)
             raw = raw_variable(one.variable, name)
             if ask(comparison, raw, name, source or name, rule):
                 self._asked.append((name, one.variable))
-            taken.add(source or name)
-            taken |= _claim_aliases(comparison, one, stored, self.name, source)
-        _report_ties(comparison, made.found, sources, stored, self.name)
+            others = _claim_aliases(comparison, one, stored, self.name, source)
+            self.identities |= dict.fromkeys([name, *others], tie_of(raw))
+            taken |= {source or name, *others}
         _report_swaps(comparison, made.found, sources, stored, self.name)
         _report_unbuilt(comparison, made, [name for name in stored if name not in taken], self.name)
 
@@ -197,43 +201,20 @@ def _claim_aliases(
     stored: Mapping[str, StoredLeaf],
     where: str,
     source: str,
-) -> set[str]:
-    """Take stored leaves under a variable's other paths: they must be the same tensor.
+) -> list[str]:
+    """Ask for what is stored under a variable's other paths: it must hold the same values.
 
     Returns:
         The stored names taken.
     """
-    taken = set()
-    name = absolute(where, one.name)
-    for alias in (absolute(where, text) for text in one.aliases):
-        leaf = stored.get(alias)
-        if leaf is None or alias == source or not source:
-            continue
-        taken.add(alias)
-        if leaf.dtype and leaf.tensor == stored[source].tensor:
-            ask(comparison, raw_variable(one.variable, name), alias, alias)
-        else:
-            comparison.mismatch(alias, f"one tensor with {source}", "a tensor of its own")
+    taken = []
+    if source:
+        raw = raw_variable(one.variable, absolute(where, one.name))
+        for alias in (absolute(where, text) for text in one.aliases):
+            if alias in stored and alias != source:
+                ask(comparison, raw, alias, alias)
+                taken.append(alias)
     return taken
-
-
-def _report_ties(
-    comparison: Comparison,
-    found: Sequence[Found],
-    sources: Sequence[Source],
-    stored: Mapping[str, StoredLeaf],
-    where: str,
-) -> None:
-    """Name variables that are two now and were one when saved."""
-    first: dict[int, str] = {}
-    for one, (source, _) in zip(found, sources):
-        leaf = stored.get(source)
-        if leaf is None or leaf.tensor < 0:
-            continue
-        name = absolute(where, one.name)
-        other = first.setdefault(leaf.tensor, name)
-        if other != name:
-            comparison.tie(name, f"lost: one tensor with {other} when saved, two variables now")
 
 
 def _report_swaps(

@@ -216,13 +216,16 @@ def source_of(obj: Any, name: str) -> TensorSource:
         dtype=dtype_name(raw.dtype, name),
         shape=shape,
         fetch=fetch,
-        identity=_tie(raw, shape),
+        identity=tie_of(raw, shape),
         attributes=attributes,
         keep=raw,
     )
 
 
-def _tie(raw: Any, shape: tuple[int, ...]) -> Hashable | None:
+def tie_of(raw: Any, shape: tuple[int, ...] | None = None) -> Hashable | None:
+    """Equal for two names of one tensor; None where there are no elements to share."""
+    if shape is None:
+        shape = tuple(raw.shape) if raw.shape.rank is not None else ()
     return None if 0 in shape else ("tensorflow", id(raw))
 
 

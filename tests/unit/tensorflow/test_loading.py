@@ -17,6 +17,7 @@ from keras import layers
 
 import ckptfmt
 import ckptfmt.tensorflow as ckf
+from ckptfmt.engine import plan
 
 
 def make_model() -> Any:
@@ -85,7 +86,7 @@ def test_names_in_the_store_are_those_of_the_documentation(tmp_path: Path) -> No
     state = make_state()
     train(state)
     ckf.save(state, tmp_path)
-    with ckptfmt.open(tmp_path) as ckpt:
+    with ckptfmt.Store(tmp_path).open() as ckpt:
         names = ckpt.names()
     assert {
         *("model/in/kernel", "model/batch_normalization/moving_mean", "model/dense/bias"),
@@ -174,7 +175,7 @@ def test_planning_builds_nothing(tmp_path: Path) -> None:
     train(first)
     ckf.save(first, tmp_path)
     second = make_state()
-    report = ckptfmt.plan(second, tmp_path)
+    report = plan(second, tmp_path)
     assert report.clean
     assert "optimizer/state/in/kernel/velocity" in report.matched
     assert not second["optimizer"].built
@@ -211,6 +212,44 @@ def test_the_status_answers_what_tensorflow_users_ask(tmp_path: Path) -> None:
     partly.close()
 
 
+def pair(first: Any, second: Any) -> tf.Module:
+    module = tf.Module()
+    module.a, module.b = first, second
+    return module
+
+
+def test_a_tie_that_is_lost_is_reported_and_both_get_the_value(tmp_path: Path) -> None:
+    variable = tf.Variable([1.0, 2.0])
+    ckf.save({"m": pair(variable, variable)}, tmp_path)
+    loose = pair(tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0]))
+    status = ckf.restore({"m": loose}, tmp_path)
+    assert list(status.report.ties) == ["m/b"]
+    assert status.report.matched_by == {"m/b": "alias"}
+    assert loose.a.numpy().tolist() == loose.b.numpy().tolist() == [1.0, 2.0]
+
+
+def test_a_tied_target_refuses_two_stored_values(tmp_path: Path) -> None:
+    tied = tf.Variable([0.0])
+    ckf.save({"m": pair(tf.Variable([1.0]), tf.Variable([2.0]))}, tmp_path, step=1)
+    with pytest.raises(ckptfmt.MismatchError, match=r"m/b: expected one value"):
+        ckf.restore({"m": pair(tied, tied)}, tmp_path)
+    assert tied.numpy().tolist() == [0.0]
+    ckf.save({"m": pair(tf.Variable([3.0]), tf.Variable([3.0]))}, tmp_path, step=2)
+    assert ckf.restore({"m": pair(tied, tied)}, tmp_path).report.clean
+    assert tied.numpy().tolist() == [3.0]
+
+
+def test_one_variable_in_two_objects_of_a_tree_takes_one_value(tmp_path: Path) -> None:
+    shared = tf.Variable([1.0])
+    ckf.save({"m": pair(shared, tf.Variable([2.0])), "ema": shared}, tmp_path)
+    with ckptfmt.Store(tmp_path).open() as ckpt:
+        assert ckpt.ties() == [["m/a", "ema"]]
+    loose = {"m": pair(tf.Variable([0.0]), tf.Variable([0.0])), "ema": tf.Variable([0.0])}
+    report = ckf.restore(loose, tmp_path).report
+    assert list(report.ties) == ["ema"]
+    assert loose["ema"].numpy().tolist() == [1.0]
+
+
 def test_load_gives_tensors_and_keeps_ties_values_and_containers(tmp_path: Path) -> None:
     shared = tf.Variable([1.0, 2.0])
     tree = {
@@ -237,7 +276,7 @@ def test_load_gives_tensors_and_keeps_ties_values_and_containers(tmp_path: Path)
 
 
 def test_load_names_a_leaf_that_tensorflow_cannot_hold(tmp_path: Path) -> None:
-    ckptfmt.save({"a": {"t": np.zeros(2, "datetime64[s]"), "ok": np.zeros(1)}}, tmp_path)
+    ckf.save({"a": {"t": np.zeros(2, "datetime64[s]"), "ok": np.zeros(1)}}, tmp_path)
     with pytest.raises(ckptfmt.UnsupportedError, match="no such dtype: a/t"):
         ckf.load(tmp_path)
     assert isinstance(ckf.load(tmp_path, names="a/ok")["a"]["ok"], tf.Tensor)
@@ -310,6 +349,7 @@ SECOND_PROCESS = """
 import sys, numpy as np, keras
 from keras import layers
 import ckptfmt.tensorflow as ckf
+from ckptfmt.engine import plan
 for _ in range(3):
     layers.Dense(1), layers.Dropout(0.1), layers.BatchNormalization()
 model = keras.Sequential([keras.Input((4,)), layers.Dense(8, name="in"),

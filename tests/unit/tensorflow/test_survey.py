@@ -133,27 +133,6 @@ def test_a_path_that_was_an_alias_when_saved_still_matches(saved: Save) -> None:
     assert np.array_equal(second.old.w, first.enc.w)
 
 
-def test_a_tie_that_is_lost_is_reported_and_both_get_the_value(saved: Save) -> None:
-    tied = tf.Module()
-    tied.a = tied.b = tf.Variable([1.0, 2.0])
-    loose = tf.Module()
-    loose.a, loose.b = tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])
-    answers = saved({"m": tied}).restore({"m": loose})
-    assert answers.problems == []
-    assert list(answers.ties) == ["m/b"]
-    assert loose.a.numpy().tolist() == loose.b.numpy().tolist() == [1.0, 2.0]
-
-
-def test_a_tied_target_refuses_two_stored_tensors(saved: Save) -> None:
-    loose = tf.Module()
-    loose.a, loose.b = tf.Variable([1.0]), tf.Variable([2.0])
-    tied = tf.Module()
-    tied.a = tied.b = tf.Variable([0.0])
-    answers = saved({"m": loose}).restore({"m": tied})
-    assert answers.problems == ["kind m/b: one tensor with m/a | a tensor of its own"]
-    assert tied.a.numpy().tolist() == [0.0]
-
-
 def test_a_renamed_attribute_matches_by_a_unique_full_name(saved: Save) -> None:
     first = tf.Module()
     first.encoder = tf.Variable([1.0], name="enc")
