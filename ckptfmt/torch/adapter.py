@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import Captured, ObjectKind, Target, TensorSource
-from ckptfmt.errors import UnsupportedError, UsageError
+from ckptfmt.errors import UnsupportedError
 from ckptfmt.torch import modules, optimizers, rng, tensors
 from ckptfmt.torch.rng import RngState
 
@@ -45,7 +45,7 @@ class TorchAdapter:
             tensors.check(obj, name, meta=True)
             return tensors.TensorTarget(obj, name)
         if isinstance(obj, torch.nn.Module):
-            return modules.module_target(obj, name, peers)
+            return modules.module_target(obj, name)
         if isinstance(obj, torch.optim.Optimizer):
             return optimizers.OptimizerTarget(obj, name, peers)
         if isinstance(obj, torch.Generator):
@@ -80,23 +80,7 @@ class TorchAdapter:
         )
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
-        made = tensors.from_array(array)
-        if made.dtype != like.dtype:
-            made = made.to(like.dtype)
-        memory_format = tensors.memory_format_of(like)
-        if memory_format:
-            made = made.contiguous(memory_format=getattr(torch, memory_format))
-        made = made.to("cpu" if like.is_meta else like.device)
-        if isinstance(like, torch.nn.Parameter):
-            return torch.nn.Parameter(made, requires_grad=like.requires_grad)
-        if type(like) is not torch.Tensor:
-            raise UsageError(
-                "cannot make a tensor of this class",
-                reason="torch-tensor",
-                found=f"{type(like).__module__}.{type(like).__qualname__}",
-                do="pass a plain tensor in like=",
-            )
-        return made.requires_grad_(True) if like.requires_grad else made
+        return tensors.make_like(like, array)
 
 
 ADAPTER = TorchAdapter()

@@ -17,7 +17,7 @@ from ckptfmt.engine.adapter import ORDER_USER_CODE, Comparison, Staged, StoredLe
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
 from ckptfmt.torch.dtypes import CARRIED, torch_dtype
-from ckptfmt.torch.tensors import ask, bits, stored_shape, writing
+from ckptfmt.torch.tensors import Overwrite, ask, bits, stored_shape, writing
 from ckptfmt.torch.trees import to_torch
 from ckptfmt.torch.wrappers import clean_key, clean_keys, clean_modules, wrapper_of
 
@@ -73,6 +73,7 @@ class CustomModuleTarget:
         self._versions: Mapping[str, object] = {}
         self._strict = False
         self._snapshot: Snapshot | None = None
+        self._made_real: list[Overwrite] = []
 
     def compare(self, comparison: Comparison) -> None:
         self._stored = comparison.stored(self.name)
@@ -88,7 +89,8 @@ class CustomModuleTarget:
             self._ask_by_name(own, comparison)
         else:
             self._ask_as_stored(comparison)
-        refuse_meta_leftovers(self._module, self.name, comparison)
+        if self._stored:
+            refuse_meta_leftovers(self._module, self.name, comparison)
 
     def _fits(self, own: Mapping[str, Any]) -> bool:
         """Both sides have the same names, and every tensor its stored shape and dtype."""
@@ -179,27 +181,36 @@ class CustomModuleTarget:
             if name in staged:
                 items[self._key(name)] = to_torch(staged[name], name, self._stored)
         for name in self._subtrees:
-            if name in staged or self._selected(staged, name):
+            if name in staged:
                 value = staged.subtree(name)
                 items[self._key(name)] = to_torch(value, name, self._stored)
         if not items:
             return
-        meta = any(tensor.is_meta for tensor in _all_tensors(self._module))
         self._snapshot = Snapshot(self._module)
+        self._materialize(items)
         state = self._state_dict(items)
         if type(self._module).load_state_dict is not torch.nn.Module.load_state_dict:
             self._module.load_state_dict(state)
         else:
             complete = len(items) == len(self._tensors) + len(self._subtrees)
-            self._module.load_state_dict(state, strict=self._strict and complete, assign=meta)
+            self._module.load_state_dict(state, strict=self._strict and complete)
 
-    def _selected(self, staged: Staged, name: str) -> bool:
-        return any(n in staged for n in self._stored if self._owner(n) == name)
+    def _materialize(self, items: Mapping[str, Any]) -> None:
+        """Meta tensors that will be filled become real first, each once: ties stay ties."""
+        for key, tensor in self._module.state_dict(keep_vars=True).items():
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
+                continue
+            if key in items or not self._strict:
+                overwrite = Overwrite(tensor)
+                self._made_real.append(overwrite)
+                overwrite.apply(torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"))
 
     def undo(self) -> None:
         if self._snapshot is not None:
             self._snapshot.restore()
             self._snapshot = None
+        while self._made_real:
+            self._made_real.pop().undo()
 
 
 class Snapshot:

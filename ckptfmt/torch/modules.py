@@ -10,7 +10,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from ckptfmt.engine.adapter import (
@@ -21,7 +20,6 @@ from ckptfmt.engine.adapter import (
     StoredLeaf,
     Target,
 )
-from ckptfmt.errors import MismatchError
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.torch.custom_modules import CustomModuleTarget, own_code, refuse_meta_leftovers
 from ckptfmt.torch.tensors import Overwrite, ask, identity_of, staged_tensor
@@ -57,12 +55,12 @@ def _versions(module: Any, state: Any) -> dict[str, object]:
     return versions
 
 
-def module_target(module: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
+def module_target(module: Any, name: str) -> Target:
     """The right kind of target: with the module's own code, or plain copies."""
     reason = own_code(module)
     if reason:
         return CustomModuleTarget(module, name, reason, VERSIONS)
-    return ModuleTarget(module, name, peers)
+    return ModuleTarget(module, name)
 
 
 @dataclass(slots=True)
@@ -72,7 +70,6 @@ class Entry:
     name: str
     tensor: Any
     identity: Hashable | None
-    row: int = -1
 
 
 def entries(module: Any, name: str) -> list[Entry]:
@@ -91,10 +88,10 @@ class ModuleTarget:
 
     order = ORDER_TENSOR
 
-    def __init__(self, module: Any, name: str, peers: Sequence[tuple[str, object]]) -> None:
+    def __init__(self, module: Any, name: str) -> None:
         self.name = name
         self._module = module
-        self._peers = peers
+        self.identities: Mapping[str, Hashable | None] = {}
         self._asked: list[Entry] = []
         self._stored: Mapping[str, StoredLeaf] = {}
         self._overwrites: list[Overwrite] = []
@@ -108,23 +105,13 @@ class ModuleTarget:
             source = _with_prefix(self.name, entry.name, prefix) if prefix else None
             rule = f"wrapper prefix {prefix!r} removed" if prefix else ""
             if ask(comparison, entry.name, entry.tensor, stored, source=source, rule=rule):
-                entry.row = stored[source or entry.name].tensor
                 self._asked.append(entry)
-        self._compare_ties(comparison)
-        refuse_meta_leftovers(self._module, self.name, comparison)
-
-    def _compare_ties(self, comparison: Comparison) -> None:
-        first: dict[int, Entry] = {}
-        for entry in self._asked:
-            other = first.setdefault(entry.row, entry)
-            if other.identity != entry.identity and entry.identity is not None:
-                comparison.tie(
-                    entry.name, f"lost: one stored tensor with {other.name}, two in the target"
-                )
+        self.identities = {entry.name: entry.identity for entry in self._asked}
+        if stored:
+            refuse_meta_leftovers(self._module, self.name, comparison)
 
     def bind(self, staged: Staged) -> None:
         wanted = [entry for entry in self._asked if entry.name in staged]
-        self._refuse_torn_ties(wanted, staged)
         written: set[Hashable] = set()
         for entry in wanted:
             if entry.identity in written:
@@ -140,58 +127,9 @@ class ModuleTarget:
         leaf = self._stored.get(entry.name)
         return leaf.attributes if leaf is not None else {}
 
-    def _refuse_torn_ties(self, wanted: list[Entry], staged: Staged) -> None:
-        """One tensor of the target, two stored values: refused before anything is written.
-
-        Two stored tensors with equal bytes are no conflict, and only the bytes tell; hence here,
-        not in `compare`.
-        """
-        first = self._earlier_modules()
-        for entry in wanted:
-            if entry.identity is None:
-                continue
-            other = first.setdefault(entry.identity, entry)
-            if other is entry or other.name not in staged:
-                continue
-            if other.row >= 0 and other.row == entry.row:
-                continue
-            if not _equal_bytes(staged[other.name], staged[entry.name]):
-                raise MismatchError(
-                    "tied tensors of the target have two different stored values",
-                    reason="tie",
-                    where=entry.name,
-                    expected=f"the value of {other.name}",
-                    found="another value",
-                    do="untie them in the target, or leave one out with names=",
-                )
-
-    def _earlier_modules(self) -> dict[Hashable, Entry]:
-        first: dict[Hashable, Entry] = {}
-        for name, peer in self._peers:
-            if name == self.name:
-                break
-            if isinstance(peer, torch.nn.Module) and not own_code(peer):
-                for entry in entries(peer, name):
-                    if entry.identity is not None:
-                        first.setdefault(entry.identity, entry)
-        return first
-
     def undo(self) -> None:
         while self._overwrites:
             self._overwrites.pop().undo()
-
-
-def _equal_bytes(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    return bool(
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and np.array_equal(
-            np.ascontiguousarray(a).reshape(-1).view(np.uint8),
-            np.ascontiguousarray(b).reshape(-1).view(np.uint8),
-        )
-    )
 
 
 def _with_prefix(module_name: str, name: str, prefix: str) -> str:

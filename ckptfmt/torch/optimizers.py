@@ -239,7 +239,7 @@ class OptimizerTarget:
     # Bind
 
     def bind(self, staged: Staged) -> None:
-        if not any(name in staged for name in self._stored):
+        if self.name not in staged:
             return
         assert self._names is not None  # compare came first
         tree = to_torch(staged.subtree(self.name), self.name, self._stored)
@@ -260,12 +260,13 @@ class OptimizerTarget:
         state["state"] = {position_of.get(key, key): v for key, v in tree["state"].items()}
         groups, start = [], 0
         for stored, own in zip(tree["param_groups"], self._optimizer.param_groups, strict=True):
-            group = {k: v for k, v in own.items() if k not in _GROUP_OWN and k not in stored}
-            group.update({k: v for k, v in stored.items() if k not in _GROUP_OWN})
+            group = {k: v for k, v in stored.items() if k not in _GROUP_OWN}
             for key in _IMPLEMENTATION:
-                group.pop(key, None)
-                if key in own:
-                    group[key] = own[key]
+                if key in group and key not in own:
+                    del group[key]
+            for key, value in own.items():
+                if key in _IMPLEMENTATION or (key not in group and key not in _GROUP_OWN):
+                    group[key] = value
             _like_own_lr(group, own)
             group["params"] = list(range(start, start + len(own["params"])))
             start += len(own["params"])

@@ -165,7 +165,7 @@ class RngTarget:
         for part in self._asked:
             name = join_name(self.name, part)
             if part in ("python", "numpy"):
-                if any(n in staged for n in self._stored if (n + "/").startswith(name + "/")):
+                if name in staged:
                     state[part] = staged.subtree(name)
             elif name in staged:
                 where = state if part == "torch" else state.setdefault("cuda", {})

@@ -227,6 +227,19 @@ def _as_bits(array: NDArray[Any], carried: Carried, name: str) -> NDArray[Any]:
     return array
 
 
+def make_like(like: Any, array: NDArray[Any]) -> Any:
+    """A new tensor of `like`'s class, device and memory format with the array's values and dtype."""
+    carried = check(like, "like", meta=True)
+    own = carried.attributes if numpy_dtype(carried.stored) == array.dtype else None
+    memory_format = memory_format_of(like) if like.dim() == array.ndim else ""
+    attributes = {**(own or {}), MEMORY_FORMAT: memory_format}
+    made = from_array(array, attributes).to("cpu" if like.is_meta else like.device)
+    grad = like.requires_grad and (made.is_floating_point() or made.is_complex())
+    if isinstance(like, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=grad)
+    return made.requires_grad_(True) if grad else made
+
+
 def writing(tensor: Any) -> AbstractContextManager[Any]:
     """What an in-place write to this tensor needs around it."""
     context: AbstractContextManager[Any] = (
@@ -257,7 +270,7 @@ class Overwrite:
         elif torch._debug_has_internal_overlap(tensor) == 1:
             old = tensor.data
             self._undo = lambda: setattr(tensor, "data", old)
-            tensor.data = value.to(tensor.device)
+            tensor.data = value.to(tensor.device, copy=True)
         else:
             # A copy in host memory: the device may be full.
             spare = bits(tensor)
@@ -333,6 +346,7 @@ class TensorTarget:
 
     def __init__(self, tensor: Any, name: str) -> None:
         self.name = name
+        self.identities = {name: identity_of(tensor)}
         self._overwrite = Overwrite(tensor)
         self._attributes: Mapping[str, object] = {}
 

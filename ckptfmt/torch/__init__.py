@@ -1,0 +1,22 @@
+"""PyTorch: trees of modules, optimizers, schedulers and tensors, saved and restored in place.
+
+`save` and `restore` are those of `ckptfmt`, which know torch objects through `ADAPTER`;
+`load` returns torch tensors. `rng_state()` stands for the random generators of the process.
+"""
+
+from __future__ import annotations
+
+from ckptfmt.engine import restore, save
+from ckptfmt.torch.adapter import ADAPTER
+from ckptfmt.torch.loading import load
+from ckptfmt.torch.rng import RngState, rng_state, set_rng_state
+
+__all__ = [
+    "ADAPTER",
+    "RngState",
+    "load",
+    "restore",
+    "rng_state",
+    "save",
+    "set_rng_state",
+]

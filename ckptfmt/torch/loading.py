@@ -1,0 +1,110 @@
+"""`ckptfmt.torch.load`: a checkpoint as a tree of torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from ckptfmt.engine import Matcher, StoredLeaf, load_as
+from ckptfmt.engine import load as load_arrays
+from ckptfmt.errors import UsageError
+from ckptfmt.events import Progress
+from ckptfmt.torch.dtypes import holds
+from ckptfmt.torch.tensors import REQUIRES_GRAD, from_array
+from ckptfmt.types import At, Mode, Select
+
+
+def load(
+    path: Any,
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    mode: Mode = "auto",
+    like: Any = None,
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
+) -> Any:
+    """Load a checkpoint as a tree of torch tensors, on the CPU and in the stored dtypes by default.
+
+    Names that were tied when saved are one tensor again. The process's default device and dtype
+    take no part. Arrays of NumPy's own kinds (strings, dates) stay NumPy arrays.
+
+    Args:
+        path: As in `ckptfmt.load`, and so are the arguments not named here.
+        device: Where the tensors go: one device, or {select: device}, first match wins.
+        dtype: Convert floating-point tensors: one dtype, or {select: dtype}. Integers, complex
+            numbers and the state of random generators are never converted.
+        like: A tree whose tensors give classes and devices; excludes `device` and `dtype`.
+    Returns:
+        The tree, its tensors private to the caller.
+    """
+    if like is not None:
+        if device is not None or dtype is not None:
+            raise UsageError(
+                "like= settles devices and dtypes",
+                reason="torch-load",
+                found="device= or dtype= beside it",
+                do="leave them out, or make like= with those",
+            )
+        return load_arrays(
+            path, mode=mode, like=like, step=step, at=at, names=names, verify=verify,
+            max_nbytes=max_nbytes, progress=progress,
+        )  # fmt: skip
+    device_of, dtype_of = _choice(device), _choice(dtype)
+    for chosen in dtype.values() if isinstance(dtype, Mapping) else (dtype,):
+        _check_dtype(chosen)
+    made: dict[tuple[Any, ...], Any] = {}
+
+    def convert(array: NDArray[Any], leaf: StoredLeaf) -> Any:
+        if not holds(array.dtype):
+            return array
+        where, kind = device_of(leaf.name), dtype_of(leaf.name)
+        key = (id(array), where, kind)
+        if key not in made:
+            # The array is kept with the tensor: an id is unique only while it lives.
+            made[key] = array, _tensor(array, leaf, where, kind)
+        return made[key][1]
+
+    return load_as(
+        convert, path, mode=mode, step=step, at=at, names=names, verify=verify,
+        max_nbytes=max_nbytes, progress=progress,
+    )  # fmt: skip
+
+
+def _tensor(array: NDArray[Any], leaf: StoredLeaf, device: Any, dtype: Any) -> Any:
+    tensor = from_array(array, leaf.attributes, leaf.name)
+    if dtype is not None and tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+    if device is not None:
+        tensor = tensor.to(device)
+    if leaf.attributes.get(REQUIRES_GRAD) and (tensor.is_floating_point() or tensor.is_complex()):
+        tensor.requires_grad_(True)
+    return tensor
+
+
+def _choice(setting: Any) -> Callable[[str], Any]:
+    """The device or dtype for a leaf's name."""
+    if not isinstance(setting, Mapping):
+        return lambda name: setting
+    rules = [(Matcher(select), value) for select, value in setting.items()]
+    return lambda name: next((value for matches, value in rules if matches(name)), None)
+
+
+def _check_dtype(dtype: Any) -> None:
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(
+            "dtype= converts floating-point tensors to a floating dtype",
+            reason="torch-load",
+            expected="torch.bfloat16, torch.float32, ...",
+            found=str(dtype),
+            do="convert other tensors after load",
+        )

@@ -1,0 +1,282 @@
+"""Optimizers: state by parameter name, moments in their stored dtype, the target's own switches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptfmt
+import ckptfmt.torch as ckt
+from ckptfmt.errors import CkptWarning, MismatchError
+
+
+def stepped(module: Any, optimizer: Any, times: int = 2) -> Any:
+    for seed in range(times):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in module.parameters():
+            grad = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = grad.to(parameter.dtype)
+        optimizer.step(lambda: 0.0) if isinstance(
+            optimizer, torch.optim.LBFGS
+        ) else optimizer.step()
+    return optimizer
+
+
+def pair(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+
+
+def test_the_stored_form_is_dcps(tmp_path: Path) -> None:
+    model = pair()
+    optimizer = stepped(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    with ckptfmt.open(tmp_path / "s") as ckpt:
+        names = set(ckpt.names("opt"))
+        groups = ckpt["opt/param_groups"]
+    assert "opt/state/0.weight/exp_avg" in names
+    assert "opt/state/1.bias/step" in names
+    assert isinstance(groups, list)
+    assert groups[0]["params"] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    fresh = torch.optim.AdamW(model.parameters(), lr=0.2)
+    fresh.load_state_dict(ckt.load(tmp_path / "s")["opt"])
+    assert fresh.param_groups[0]["lr"] == 0.1
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "SGD without momentum": lambda p: torch.optim.SGD(p, lr=0.1),
+    "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adagrad": lambda p: torch.optim.Adagrad(p),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.5),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_restored_optimizer_goes_on_as_the_saved_one(
+    kind: str, frozen: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, OPTIMIZERS[kind](model.parameters()))
+    fresh = OPTIMIZERS[kind](target.parameters())
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    assert ckt.restore({"model": target, "opt": fresh}, tmp_path / "s").clean
+    assert frozen(fresh.state_dict()) == frozen(optimizer.state_dict())
+    stepped(model, optimizer, 1)
+    stepped(target, fresh, 1)
+    assert frozen(dict(target.state_dict())) == frozen(dict(model.state_dict()))
+    assert frozen(fresh.state_dict()) == frozen(optimizer.state_dict())
+
+
+def test_state_follows_names_not_positions(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    fresh = torch.optim.Adam(list(reversed(list(target.parameters()))))
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    ckt.restore({"model": target, "opt": fresh}, tmp_path / "s")
+    for a, b in zip(model.parameters(), target.parameters(), strict=True):
+        assert torch.equal(optimizer.state[a]["exp_avg"], fresh.state[b]["exp_avg"])
+
+
+def test_an_alias_of_a_tied_weight_is_a_name_too(tmp_path: Path) -> None:
+    def tied(first: str, second: str) -> Any:
+        model = nn.ModuleDict({first: nn.Linear(2, 2, bias=False)})
+        model[second] = nn.Linear(2, 2, bias=False)
+        model[second].weight = model[first].weight
+        return model
+
+    model, target = tied("embed", "head"), tied("head", "embed")
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    fresh = torch.optim.Adam(target.parameters())
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    ckt.restore({"model": target, "opt": fresh}, tmp_path / "s")
+    (a,), (b,) = optimizer.state.values(), fresh.state.values()
+    assert torch.equal(a["exp_avg"], b["exp_avg"])
+
+
+def test_moments_keep_their_stored_dtype(tmp_path: Path) -> None:
+    model, target = pair().to(torch.bfloat16), pair(1).to(torch.bfloat16)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    for entry in optimizer.state.values():
+        entry["exp_avg"] = entry["exp_avg"].float() + 1e-6
+    fresh = torch.optim.Adam(target.parameters())
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    ckt.restore({"model": target, "opt": fresh}, tmp_path / "s")
+    for a, b in zip(optimizer.state.values(), fresh.state.values(), strict=True):
+        assert b["exp_avg"].dtype == torch.float32
+        assert b["exp_avg_sq"].dtype == torch.bfloat16
+        assert torch.equal(a["exp_avg"], b["exp_avg"])
+
+
+def test_the_target_keeps_its_implementation_and_takes_hyper_parameters(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters(), lr=0.5, foreach=True))
+    fresh = torch.optim.Adam(target.parameters(), lr=0.1, fused=True)
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    ckt.restore({"model": target, "opt": fresh}, tmp_path / "s")
+    group = fresh.param_groups[0]
+    assert (group["lr"], group["fused"], group["foreach"]) == (0.5, True, None)
+    stepped(target, fresh, 1)
+
+
+def test_a_fresh_checkpoint_empties_a_stepped_optimizer(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    ckt.save({"model": model, "opt": torch.optim.Adam(model.parameters())}, tmp_path / "s")
+    optimizer = stepped(target, torch.optim.Adam(target.parameters()))
+    ckt.restore({"model": target, "opt": optimizer}, tmp_path / "s")
+    assert not optimizer.state
+
+
+def test_a_tensor_learning_rate_stays_one(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    lr = torch.tensor(0.25)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters(), lr=lr, foreach=False))
+    fresh = torch.optim.Adam(target.parameters(), lr=torch.tensor(0.5), foreach=False)
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    ckt.restore({"model": target, "opt": fresh}, tmp_path / "s")
+    assert torch.equal(fresh.param_groups[0]["lr"], lr)
+    assert isinstance(fresh.param_groups[0]["lr"], torch.Tensor)
+
+
+def other_class(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def other_groups(model: Any) -> Any:
+    return torch.optim.Adam([{"params": [p]} for p in model.parameters()])
+
+
+def other_parameters(model: Any) -> Any:
+    return torch.optim.Adam(list(model.parameters())[:2])
+
+
+@pytest.mark.parametrize("make", [other_class, other_groups, other_parameters])
+def test_another_optimizer_is_a_mismatch_and_nothing_changes(
+    make: Callable[[Any], Any], frozen: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    wrong = stepped(target, make(target))
+    before = frozen([target, wrong])
+    with pytest.raises(MismatchError, match="opt/param_groups"):
+        ckt.restore({"model": target, "opt": wrong}, tmp_path / "s")
+    assert frozen([target, wrong]) == before
+
+
+def test_lbfgs_over_another_order_is_a_mismatch(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.LBFGS(model.parameters()))
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    other = torch.optim.LBFGS(list(reversed(list(target.parameters()))))
+    with pytest.raises(MismatchError, match="order"):
+        ckt.restore({"model": target, "opt": other}, tmp_path / "s")
+
+
+def test_a_moment_of_another_shape_is_a_mismatch_also_for_a_fresh_optimizer(
+    tmp_path: Path,
+) -> None:
+    model, target = nn.Linear(3, 2), nn.Linear(4, 2)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    fresh = torch.optim.Adam(target.parameters())
+    with pytest.raises(MismatchError) as caught:
+        ckt.restore({"model": target, "opt": fresh}, tmp_path / "s")
+    report: Any = caught.value.report
+    assert "opt/state/weight/exp_avg" in {m.name for m in report.shapes}
+
+
+def test_an_unknown_hyper_parameter_is_a_mismatch_and_a_schedulers_is_not(
+    tmp_path: Path,
+) -> None:
+    model = pair()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s", step=1)
+    fresh = torch.optim.Adam(model.parameters())
+    ckt.restore({"model": model, "opt": fresh}, tmp_path / "s")
+    assert fresh.param_groups[0]["initial_lr"] == 0.1
+    optimizer.param_groups[0]["trust"] = 0.5
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s", step=2)
+    with pytest.raises(MismatchError, match="trust"):
+        ckt.restore({"model": model, "opt": fresh}, tmp_path / "s")
+
+
+def test_without_its_module_an_optimizer_goes_by_position_and_says_so(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    with pytest.warns(CkptWarning, match="by position"):
+        ckt.save({"opt": optimizer}, tmp_path / "s")
+    fresh = torch.optim.Adam(target.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CkptWarning)
+        ckt.restore({"opt": fresh}, tmp_path / "s")
+    assert len(fresh.state) == 4
+    with pytest.raises(MismatchError, match="position"):
+        ckt.restore({"opt": fresh, "model": target}, tmp_path / "s", names="opt")
+
+
+def test_two_optimizers_and_one_over_two_modules(tmp_path: Path) -> None:
+    def build() -> dict[str, Any]:
+        g, d = nn.Linear(2, 2), nn.Linear(2, 2)
+        return {
+            "G": g,
+            "D": d,
+            "opt_g": torch.optim.Adam(g.parameters()),
+            "both": torch.optim.SGD([*g.parameters(), *d.parameters()], momentum=0.9),
+        }
+
+    stored, target = build(), build()
+    stepped(stored["D"], stepped(stored["G"], stored["opt_g"]))
+    stored["both"].step()
+    ckt.save(stored, tmp_path / "s")
+    ckt.restore(target, tmp_path / "s")
+    a, b = stored["both"], target["both"]
+    for x, y in zip(a.param_groups[0]["params"], b.param_groups[0]["params"], strict=True):
+        assert torch.equal(a.state[x]["momentum_buffer"], b.state[y]["momentum_buffer"])
+
+
+def test_a_failure_after_the_optimizer_brings_its_old_state_back(
+    frozen: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    class Late:
+        """Fails when it is given its state."""
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"x": 1}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise RuntimeError("no")
+
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    generator = torch.Generator()
+    ckt.save({"model": model, "opt": optimizer, "g": generator}, tmp_path / "s")
+    other = stepped(target, torch.optim.Adam(target.parameters(), lr=0.7))
+    state, groups = other.state, other.param_groups
+    before = frozen([target, other])
+
+    class Broken(torch.Generator):
+        def set_state(self, state: Any) -> Any:
+            raise RuntimeError("no device")
+
+    with pytest.raises(Exception, match="no device"):
+        ckt.restore({"model": target, "opt": other, "g": Broken()}, tmp_path / "s")
+    assert frozen([target, other]) == before
+    assert other.state is state
+    assert other.param_groups is groups
