@@ -123,6 +123,13 @@ class Comparison:
         self.sources[name] = leaf.name
         return True
 
+    def take_empty(self, name: str) -> None:
+        """An object without state (an activation, a loss) is stored as an empty dict: it matches."""
+        leaf = self._leaves.get(name)
+        empty = leaf is not None and isinstance(leaf.value, dict) and not leaf.value
+        if empty and name not in self._taken:
+            self.value(name)
+
     def subtree(self, name: str) -> bool:
         below = list(self.stored(name))
         if not below:
@@ -433,7 +440,8 @@ def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
         return ItemTarget(visit)
     adapter = adapter_of(obj)
     if adapter is not None and adapter.kind(obj) in ("tensor", "stateful"):
-        return adapter.target(obj, visit.name, peers)
+        made = adapter.target(obj, visit.name, peers)
+        return ItemTarget(visit, maker_of(obj)) if made is None else made
     if visit.kind == "tensor":
         if isinstance(obj, np.ndarray):
             return ArrayTarget(visit.name, obj)

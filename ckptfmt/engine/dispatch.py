@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ckptfmt.engine.adapter import Adapter, Captured, ObjectKind, TensorSource
 from ckptfmt.engine.registered import BY_NAME, BY_TYPE, packed
 from ckptfmt.engine.rng import generator_state, is_generator
-from ckptfmt.errors import MissingExtraError, UsageError
+from ckptfmt.errors import MissingExtraError, UnsupportedError, UsageError
 from ckptfmt.format import Dtype, dtype_of, pack_array, parse_array
 
 ADAPTERS: dict[str, tuple[str, str]] = {
@@ -99,7 +99,7 @@ def load_adapter(root: str) -> Adapter:
         module, _, attribute = where.partition(":")
         try:
             made = getattr(importlib.import_module(module), attribute)
-        except ImportError as error:
+        except (ImportError, OSError) as error:  # OSError: a shared library that does not load
             raise MissingExtraError(
                 f"the adapter for {root} cannot be imported",
                 reason=extra,
@@ -232,13 +232,20 @@ class _Extend:
             return NotImplemented if entry is None else entry.unpack(payload[1])
         root = tag.partition(".")[0]
         root = _TAG_ROOTS.get(root, root)
-        if root not in ADAPTERS or importlib.util.find_spec(root) is None:
+        if root not in ADAPTERS or not _is_installed(root):
             return NotImplemented
         try:
             adapter = load_adapter(root)
-        except MissingExtraError:
-            return NotImplemented
-        return adapter.unpack_value(tag, payload)
+            return adapter.unpack_value(tag, payload)
+        except (MissingExtraError, UnsupportedError):
+            return NotImplemented  # the plain payload and a warning, as for an absent framework
+
+
+def _is_installed(root: str) -> bool:
+    try:
+        return importlib.util.find_spec(root) is not None
+    except (ImportError, ValueError):  # an import hook that refuses; a module without a spec
+        return False
 
 
 EXTEND = _Extend()

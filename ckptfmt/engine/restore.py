@@ -179,6 +179,7 @@ def compare(
     comparison, renamed = _stored_side(source, request)
     for target in targets:
         target.compare(comparison)
+        comparison.take_empty(target.name)
     _compare_ties(targets, comparison, source)
     return comparison, make_report(comparison, source, renamed)
 
