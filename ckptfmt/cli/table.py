@@ -13,6 +13,7 @@ from typing import IO
 from ckptfmt.cli.text import cell_width, escape, pad, truncate_end, truncate_middle
 
 _GAP = 2
+_DRAWN_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,9 @@ def draw(table: Table, file: IO[str], width: int) -> None:
 
     columns = _without_empty_columns(table)[0]
     widths, rows = layout(table, width)
-    if sum(widths) + _GAP * (len(widths) - 1) > width:
-        # Too narrow even for cut columns: rich would squeeze them to nothing.
+    if len(rows) > _DRAWN_MAX or sum(widths) + _GAP * (len(widths) - 1) > width:
+        # Too narrow even for cut columns: rich would squeeze them to nothing. Too many rows: rich
+        # takes 0.5 ms for each, and bold titles have scrolled away long before the end.
         file.writelines(line + "\n" for line in plain_lines(table, width))
         return
     drawn = rich.table.Table(

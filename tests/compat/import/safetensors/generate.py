@@ -59,7 +59,7 @@ def tensors() -> dict[str, tuple[str, torch.Tensor]]:
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def shards(folder: Path) -> None:
     (folder / "more").mkdir(parents=True, exist_ok=True)
     files = ["model-00001-of-00003.safetensors", "more/model-00002-of-00003.safetensors",
              "model-00003-of-00003.safetensors"]  # fmt: skip
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, file in enumerate(files):
         part = {f"layer.{number}.{key}": torch.full((2, 2), float(number)) for key in ("a", "b")}
         safetensors.torch.save_file(part, folder / file, metadata={"format": "pt"})
