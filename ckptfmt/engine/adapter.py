@@ -151,8 +151,9 @@ class Adapter(Protocol):
         """For kind "stateful". `peers`: (name, object) of all stateful objects of this adapter in
         the tree, itself included: an optimizer finds its parameters' names there."""
 
-    def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
-        """For kind "tensor" and "stateful"."""
+    def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target | None:
+        """For kind "tensor" and "stateful". None for a tensor that cannot be filled: the engine
+        then puts another one, from `make`, into the dict or list that holds it."""
 
     def pack_value(self, obj: Any) -> tuple[str, object]:
         """For kind "value": (tag, plain payload), e.g. ("torch.Size", [2, 3])."""

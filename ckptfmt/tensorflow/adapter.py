@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
-from ckptfmt.errors import CkptWarning, UnsupportedError, UsageError
+from ckptfmt.errors import CkptWarning, UnsupportedError
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
 from ckptfmt.tensorflow.objects import survey
@@ -57,16 +57,11 @@ class TensorFlowAdapter:
         tree = nest(((one.keys, one.variable) for one in made.found), name)
         return Captured(tree, attributes)
 
-    def target(self, obj: Any, name: str, peers: Peers) -> Target:
+    def target(self, obj: Any, name: str, peers: Peers) -> Target | None:
         if is_variable(obj):
             return VariableTarget(obj, name)
         if is_tensor(obj):
-            raise UsageError(
-                "a tf.Tensor cannot be filled in place",
-                reason="immutable",
-                where=name,
-                do="put a tf.Variable into the tree, or use load",
-            )
+            return None
         refuse_own_format(obj, name)
         if is_optimizer(obj):
             return OptimizerTarget(obj, name, peers)

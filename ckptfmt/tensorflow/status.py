@@ -20,6 +20,14 @@ class RestoreStatus:
         self.report = report
 
     @property
+    def step(self) -> int:
+        """Step of the checkpoint; 0 where it has none."""
+        return self.report.step
+
+    def __bool__(self) -> bool:
+        return bool(self.report)
+
+    @property
     def pending(self) -> Sequence[str]:
         """Stored names that wait for their variables."""
         return self.report.pending

@@ -135,7 +135,7 @@ class Saved:
         """Fill `tree` if it matches; the answers say what did not."""
         answers = Answers(self.leaves)
         peers = list(tree.items())
-        targets = [ADAPTER.target(obj, name, peers) for name, obj in peers]
+        targets = [target for n, obj in peers if (target := ADAPTER.target(obj, n, peers))]
         for target in targets:
             target.compare(answers)
         if not answers.problems and not answers.unexpected:

@@ -245,6 +245,7 @@ def test_an_optimizer_can_be_undone(saved: Save) -> None:
     tree = {"model": model, "opt": optimizer}
     target = ADAPTER.target(optimizer, "opt", list(tree.items()))
     answers = type(store.restore({"model": make_model(7)}))(store.leaves)
+    assert target is not None
     target.compare(answers)
     target.bind(store.arrays)
     assert int(optimizer.iterations) == 1

@@ -75,7 +75,8 @@ def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     second = make_state()
     status = ckf.restore(second, tmp_path / "run")
     assert status.report.clean
-    assert status.report.step == 3
+    assert status
+    assert status.step == status.report.step == 3
     assert second["epoch"] == 3
     assert bits(first) == bits(second)
     assert [train(first) for _ in range(3)] == [train(second) for _ in range(3)]
@@ -273,6 +274,31 @@ def test_load_gives_tensors_and_keeps_ties_values_and_containers(tmp_path: Path)
     assert loaded["plain"]["dtype"] is tf.bfloat16
     assert loaded["plain"]["shape"].as_list() == [None, 2]
     assert (loaded["empty"].dtype, loaded["empty"].shape) == (tf.int16, (0, 3))
+
+
+def test_a_constant_is_replaced_in_the_dict_or_list_that_holds_it(tmp_path: Path) -> None:
+    ckf.save({"c": tf.constant([1, 2]), "l": [tf.constant(b"x")]}, tmp_path)
+    held = tf.constant([0, 0])
+    target = {"c": held, "l": [tf.constant(b"")]}
+    assert ckf.restore(target, tmp_path).report.clean
+    assert target["c"].numpy().tolist() == [1, 2]
+    assert target["l"][0].numpy() == b"x"
+    assert held.numpy().tolist() == [0, 0]
+    with pytest.raises(ckptfmt.MismatchError, match="c"):
+        ckf.restore({"c": tf.constant([1.0, 2.0]), "l": [tf.constant(b"")]}, tmp_path)
+    with pytest.raises(ckptfmt.UsageError, match="cannot be replaced"):
+        ckf.restore({"c": (held,), "l": [tf.constant(b"")]}, tmp_path)
+
+
+def test_like_gives_variables_and_tensors_of_their_own_kind(tmp_path: Path) -> None:
+    ckf.save({"v": tf.Variable([1.0]), "c": tf.constant([2.0]), "n": np.ones(1)}, tmp_path)
+    like = {"v": tf.Variable([0.0]), "c": tf.constant([0.0]), "n": np.zeros(1)}
+    made = ckf.load(tmp_path, like=like)
+    assert isinstance(made["v"], tf.Variable)
+    assert made["v"] is not like["v"]
+    assert isinstance(made["c"], tf.Tensor)
+    assert isinstance(made["n"], np.ndarray)
+    assert [float(made[key][0]) for key in like] == [1.0, 2.0, 1.0]
 
 
 def test_load_names_a_leaf_that_tensorflow_cannot_hold(tmp_path: Path) -> None:

@@ -292,6 +292,7 @@ def test_bind_can_be_undone_bit_for_bit(saved: Save) -> None:
             return super().__getitem__(name)
 
     answers = type(store.restore({"m": Net(2)}))(store.leaves)
+    assert target is not None
     target.compare(answers)
     with pytest.raises(OSError, match="gone"):
         target.bind(Failing(store.arrays))  # type: ignore[arg-type]

@@ -163,8 +163,3 @@ def test_make_gives_the_kind_of_its_example() -> None:
     assert isinstance(made, tf.Variable)
     assert (made.trainable, made.name) == (False, "w:0")
     assert made.numpy().tolist() == array.tolist()
-
-
-def test_a_constant_in_the_tree_cannot_be_a_target() -> None:
-    with pytest.raises(UsageError, match=r"a tf\.Tensor cannot be filled in place: x"):
-        ADAPTER.target(tf.constant(1.0), "x", [])
