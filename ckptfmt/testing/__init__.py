@@ -3,6 +3,7 @@
 BackendSuite     the contract of a backend as a pytest class: subclass it, give it a fixture
 FaultyBackend    wraps a backend; fails, kills, delays, reorders or forgets at operation k
 Operation        one counted operation: its number, kind and key
+difference       where two trees first differ, bit for bit; "" where they do not
 serve_s3         an S3 server on loopback
 S3Server         where that server is
 """
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 _PUBLIC = {
     "BackendSuite": "ckptfmt.testing.backend_suite",
     "FaultyBackend": "ckptfmt.testing.faulty_backend",
+    "difference": "ckptfmt.testing.comparison",
     "Operation": "ckptfmt.testing.faulty_backend",
     "S3Server": "ckptfmt.testing.s3_server",
     "serve_s3": "ckptfmt.testing.s3_server",
 }
 
-__all__ = ["BackendSuite", "FaultyBackend", "Operation", "S3Server", "serve_s3"]
+__all__ = ["BackendSuite", "FaultyBackend", "Operation", "S3Server", "difference", "serve_s3"]
 
 
 def __getattr__(name: str) -> Any:
@@ -36,5 +38,6 @@ def __getattr__(name: str) -> Any:
 
 if TYPE_CHECKING:
     from ckptfmt.testing.backend_suite import BackendSuite
+    from ckptfmt.testing.comparison import difference
     from ckptfmt.testing.faulty_backend import FaultyBackend, Operation
     from ckptfmt.testing.s3_server import S3Server, serve_s3
