@@ -34,19 +34,23 @@ class Pipeline:
         self._changed = threading.Condition()
         self._error: BaseException | None = None
 
-    def submit(self, task: Callable[[], object], nbytes: int) -> None:
-        """Run `task` soon; waits while the budget is used up."""
+    def submit(self, task: Callable[[], object], nbytes: int, *, always: bool = False) -> None:
+        """Run `task` soon; waits while the budget is used up.
+
+        Args:
+            always: Also after another's error: the task gives something back that others wait for.
+        """
         with self._changed:
             while self._tasks and self._used + nbytes > self._budget and self._error is None:
                 self._changed.wait()
             self._raise()
             self._used += nbytes
             self._tasks += 1
-        self._pool.submit(self._run, task, nbytes)
+        self._pool.submit(self._run, task, nbytes, always)
 
-    def _run(self, task: Callable[[], object], nbytes: int) -> None:
+    def _run(self, task: Callable[[], object], nbytes: int, always: bool) -> None:
         try:
-            if self._error is None:
+            if always or self._error is None:
                 task()
         except BaseException as error:
             with self._changed:

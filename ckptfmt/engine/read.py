@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptfmt.engine.arena import aligned_buffer
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import Run, plan_runs
 from ckptfmt.engine.progress import Reporter
@@ -44,13 +45,6 @@ PIECE_NBYTES = 8 << 20
 Array = NDArray[Any]
 
 
-def aligned_empty(nbytes: int) -> NDArray[np.uint8]:
-    """Uninitialised bytes that begin on a page, so that views of file offsets keep their alignment."""
-    whole = np.empty(nbytes + BLOCK_NBYTES, np.uint8)
-    skip = -whole.ctypes.data % BLOCK_NBYTES
-    return whole[skip : skip + nbytes]
-
-
 def mark_damaged(backend: Backend, file: str) -> None:
     """Record that a data file is rotten, so that no save reuses it (I7); best effort."""
     try:
@@ -77,6 +71,7 @@ class ChunkReader:
 
     def __init__(self, backend: Backend, index: Index, *, verify: bool = True) -> None:
         self.backend, self.index, self.verify = backend, index, verify
+        self._local = backend.capabilities.local
         tree = index.tree
         self._region_of = np.repeat(np.arange(len(tree.region_nchunks)), tree.region_nchunks)
         ends = np.cumsum(tree.chunk_raw, dtype=np.int64)
@@ -101,7 +96,7 @@ class ChunkReader:
         work = self._plan(rows, regions, own)
         for region in regions.tolist():
             if region not in work.views:
-                work.buffers[region] = aligned_empty(int(tree.region_nbytes[region]))
+                work.buffers[region] = aligned_buffer(int(tree.region_nbytes[region]))
         reps = np.fromiter(work.users, np.int64, len(work.users))
         runs = plan_runs(self.index.placement, reps, groups=self._region_of[reps])
         with Threads() as threads:
@@ -146,31 +141,36 @@ class ChunkReader:
         return set(regions[~broken[regions]].tolist())
 
     def _read_run(self, run: Run, work: _Work, threads: Threads, reporter: Reporter) -> None:
-        buffer = aligned_empty(run.stop - run.start)
+        # Of a local file whole blocks are read, so that the pieces can come directly from the disk;
+        # neighbours may both read the block that they share, the same bytes to the same place.
+        block = BLOCK_NBYTES if self._local else 1
+        base = run.start - run.start % block
+        buffer = aligned_buffer(-(-run.stop // block) * block - base)
         for rows in _pieces(self.index, run):
             first, last = rows[0], rows[-1]
             a = int(self.index.placement.offsets[first])
             b = int(self.index.placement.offsets[last]) + int(self.index.placement.stored[last])
-            task = partial(self._read_piece, run, (a, b), rows, buffer, work, reporter)
+            span = a - a % block, -(-b // block) * block
+            out = buffer[span[0] - base : span[1] - base].data
+            task = partial(self._read_piece, run.file, span, rows, out, work, reporter)
             threads.submit(task, b - a)
         at = self.index.tree.region_chunk_starts
         for region in np.unique(self._region_of[run.chunks]).tolist():
             if region in work.views:
-                a = int(self.index.placement.offsets[at[region]]) - run.start
+                a = int(self.index.placement.offsets[at[region]]) - base
                 work.buffers[region] = buffer[a : a + int(self.index.tree.region_nbytes[region])]
 
     def _read_piece(
         self,
-        run: Run,
+        file: int,
         span: tuple[int, int],
         rows: Sequence[int],
-        buffer: NDArray[np.uint8],
+        out: memoryview,
         work: _Work,
         reporter: Reporter,
     ) -> None:
         a, b = span
-        out = memoryview(buffer)[a - run.start : b - run.start]  # type: ignore[arg-type]
-        self._get(run.file, a, b, out)
+        self._get(file, a, b, out)
         placement = self.index.placement
         for row in rows:
             offset, nbytes = int(placement.offsets[row]), int(placement.stored[row])

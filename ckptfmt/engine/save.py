@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ckptfmt import __version__
+from ckptfmt.engine.arena import Ring
 from ckptfmt.engine.catalog import (
     Listed,
     find,
@@ -291,9 +292,11 @@ def _write_once(
         Reporter(
             request.progress, "save", total, checkpoint=request.name, step=request.step
         ) as reporter,
+        Ring() as ring,
         Threads() as threads,
     ):
-        files = DataFiles(backend, txn, threads, plan, named)
+        reserve = not bases.files
+        files = DataFiles(backend, txn, threads, plan, named, ring=ring, reserve=reserve)
         try:
             return encode_regions(plan, bases, files, threads, reporter), files
         except BaseException:

@@ -1,9 +1,9 @@
 """write: chunks not yet stored -> data files. Spec: 05-data-files, 08-protocol.
 
-Regions go into files in their order; small chunks are gathered into pieces of megabytes, large ones
-are written straight from the memory that holds them. Where the store can rename, bytes go out at
-once under tmp/ and the id is given at the end; where it cannot, the chunks of a file are kept (as
-views) until its table is complete and its id known.
+Regions go into files in their order. Where the store can rename, chunks are copied into a ring of
+aligned pieces, which threads write at once, directly where the file system allows it, under tmp/;
+the id is given at the end. Where it cannot, the chunks of a file are kept (as views, small ones
+gathered) until its table is complete and its id known.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptfmt.engine.arena import PIECE_NBYTES, Bytes, Ring
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.reuse import Place
@@ -39,10 +40,8 @@ from ckptfmt.format import (
 from ckptfmt.storage import Backend, Writer
 from ckptfmt.types import Key
 
-PIECE_NBYTES = 4 << 20
 LARGE_CHUNK_NBYTES = 1 << 20
-"""A chunk of this size is written from where it is; a smaller one is copied into a piece."""
-WRITE_NBYTES_MAX = 8 << 20
+"""Where chunks are kept: one of this size stays where it is, a smaller one is copied to others."""
 
 
 @dataclass(slots=True)
@@ -55,9 +54,87 @@ class _File:
     nchunks: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
-    pieces: list[tuple[int, memoryview]] = field(default_factory=list)
-    pending: bytearray = field(default_factory=bytearray)
-    pending_offset: int = 0
+    outlet: _Ring | _Kept | None = None
+
+
+class _Ring:
+    """Bytes of a file that is written while it grows, in aligned pieces."""
+
+    def __init__(self, writer: Writer, threads: Threads, ring: Ring) -> None:
+        self._writer, self._threads, self._ring = writer, threads, ring
+        self._piece: Bytes | None = None
+        self._start = 0
+        self._fill = 0
+
+    def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Bytes at an offset at or after the end so far; the gap is zeros."""
+        gap = offset - self._start - self._fill
+        while gap:
+            piece, room = self._current()
+            count = min(gap, room)
+            piece[self._fill : self._fill + count] = 0
+            gap -= count
+            self._advance(count)
+        done, source = 0, np.frombuffer(data, np.uint8)
+        while done < len(source):
+            piece, room = self._current()
+            count = min(len(source) - done, room)
+            piece[self._fill : self._fill + count] = source[done : done + count]
+            done += count
+            self._advance(count)
+
+    def _current(self) -> tuple[Bytes, int]:
+        if self._piece is None:
+            self._piece = self._ring.take()
+        return self._piece, PIECE_NBYTES - self._fill
+
+    def _advance(self, count: int) -> None:
+        self._fill += count
+        if self._fill == PIECE_NBYTES:
+            self.emit()
+
+    def emit(self) -> None:
+        """Send what is in the piece."""
+        piece, self._piece = self._piece, None
+        if piece is None or self._fill == 0:
+            return
+        task = partial(_send, self._writer, self._start, piece, self._fill, self._ring)
+        self._start += self._fill
+        self._fill = 0
+        self._threads.submit(task, 0, always=True)
+
+
+def _send(writer: Writer, offset: int, piece: Bytes, nbytes: int, ring: Ring) -> None:
+    try:
+        writer.write(offset, piece[:nbytes].data)
+    finally:
+        ring.back(piece)
+
+
+class _Kept:
+    """Bytes of a file whose id must be known before it is written."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, memoryview]] = []
+        self._pending = bytearray()
+        self._start = 0
+
+    def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Bytes at an offset at or after the end so far; the gap is zeros."""
+        self._pending += bytes(offset - self._start - len(self._pending))
+        if len(data) < LARGE_CHUNK_NBYTES:
+            self._pending += data
+            return
+        self.emit()
+        self.pieces.append((offset, memoryview(data)))
+        self._start = offset + len(data)
+
+    def emit(self) -> None:
+        """Close the gathered bytes."""
+        if self._pending:
+            self.pieces.append((self._start, memoryview(self._pending)))
+            self._start += len(self._pending)
+            self._pending = bytearray()
 
 
 class DataFiles:
@@ -74,6 +151,9 @@ class DataFiles:
         threads: Threads,
         plan: SavePlan,
         condemned: Container[str],
+        *,
+        ring: Ring,
+        reserve: bool = False,
     ) -> None:
         self._backend, self._txn, self._threads, self._plan = backend, txn, threads, plan
         self._algorithm, self._durable = plan.options.digest, plan.options.durable
@@ -81,6 +161,9 @@ class DataFiles:
         self._streams = backend.capabilities.late_key
         self._target = FILE_NBYTES_TARGET if self._streams else FILE_NBYTES_TARGET_REMOTE
         self._file: _File | None = None
+        self._ring = ring
+        self._reserve = reserve
+        self._left_nbytes = int(plan.tree.region_nbytes.sum())
         self._number = 0
         self.done: dict[str, int] = {}
         self.ids: list[str] = []
@@ -95,11 +178,12 @@ class DataFiles:
             rows: Chunk rows, one for each of `chunks`.
         """
         file = self._file = self._file or self._begin()
+        assert file.outlet is not None
         align = BLOCK_NBYTES if nbytes >= SMALL_TENSOR_NBYTES else ALIGN_NBYTES
         offset = -(-file.end // align) * align
         places = []
         for chunk in chunks:
-            self._put(file, offset, chunk.data)
+            file.outlet.put(offset, chunk.data)
             stored = len(chunk.data)
             places.append(Place(self._number, offset, stored, chunk.pipeline, chunk.digest))
             offset += stored
@@ -107,45 +191,28 @@ class DataFiles:
         file.nchunks.append(len(places))
         file.chunks += rows
         file.places += places
+        self._left_nbytes -= nbytes
         file.end = offset
         if file.end > self._target:
             self.flush()
         return places
 
     def _begin(self) -> _File:
-        writer = None
+        file = _File(None)
         if self._streams:
-            writer = self._backend.create(Key(f"tmp/{self._txn}-{self._number}"))
-        file = _File(writer)
-        file.pending += pack_head(self._algorithm)
+            key = Key(f"tmp/{self._txn}-{self._number}")
+            file.writer = self._backend.create(key, self._estimate())
+            file.outlet = _Ring(file.writer, self._threads, self._ring)
+        else:
+            file.outlet = _Kept()
+        file.outlet.put(0, pack_head(self._algorithm))
         return file
 
-    def _put(self, file: _File, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Bytes at an offset at or after the end so far; the gap is zeros."""
-        gap = offset - file.pending_offset - len(file.pending)
-        file.pending += bytes(gap)
-        if len(data) < LARGE_CHUNK_NBYTES:
-            file.pending += data
-            if len(file.pending) >= PIECE_NBYTES:
-                self._emit_pending(file)
-            return
-        self._emit_pending(file)
-        view = memoryview(data)
-        for start in range(0, len(view), WRITE_NBYTES_MAX):
-            self._emit(file, offset + start, view[start : start + WRITE_NBYTES_MAX])
-        file.pending_offset = offset + len(view)
-
-    def _emit_pending(self, file: _File) -> None:
-        if file.pending:
-            self._emit(file, file.pending_offset, memoryview(file.pending))
-            file.pending_offset += len(file.pending)
-            file.pending = bytearray()
-
-    def _emit(self, file: _File, offset: int, data: memoryview) -> None:
-        if file.writer is None:
-            file.pieces.append((offset, data))
-        else:
-            self._threads.submit(partial(file.writer.write, offset, data), len(data))
+    def _estimate(self) -> int | None:
+        """Bytes to reserve for a file; None where a base may have most of them."""
+        if not self._reserve:
+            return None
+        return min(self._left_nbytes, self._target) + BLOCK_NBYTES
 
     def flush(self) -> None:
         """Finish the file in the making, if there is one: table, footer, fsync, name."""
@@ -168,15 +235,17 @@ class DataFiles:
             salt += 1
             table = pack_table(self._table(file, salt))
             offset, tail, file_id = finish_file(table, file.end, self._algorithm)
-        self._put(file, offset, tail)
-        self._emit_pending(file)
+        assert file.outlet is not None
+        file.outlet.put(offset, tail)
+        file.outlet.emit()
         nbytes = offset + len(tail)
         key = Key(f"data/{file_id}")
-        if file.writer is None:
+        if isinstance(file.outlet, _Kept):
             file.writer = self._backend.create(key, nbytes)
-            for at, data in file.pieces:
+            for at, data in file.outlet.pieces:
                 self._threads.submit(partial(file.writer.write, at, data), len(data))
         self._threads.drain()
+        assert file.writer is not None
         file.writer.finish(durable=self._durable, key=key if self._streams else None)
         self.done[file_id] = nbytes
         self.ids.append(file_id)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from ckptfmt.errors import CheckpointError, CorruptError, UsageError
-from ckptfmt.storage import exclusive, failures, syscalls
+from ckptfmt.storage import direct, exclusive, failures, syscalls
 from ckptfmt.storage.base import Backend, Buffer, Capabilities, Entry, Writer
 from ckptfmt.storage.folders import Folders
 from ckptfmt.storage.keys import check_key, check_prefix, is_key
@@ -114,7 +114,7 @@ class LocalBackend(Backend):
             if nbytes < max(start, end):
                 raise failures.short_object(key, expected=max(start, end), found=nbytes)
             view = failures.check_out(key, end - start, out)
-            count = syscalls.pread_all(fd, view, start)
+            count = self._read(fd, view, start, key)
         except OSError as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -124,6 +124,31 @@ class LocalBackend(Backend):
         if count < view.nbytes:  # cut short since it was opened
             raise failures.short_object(key, expected=end, found=start + count)
         return view
+
+    def _read(self, fd: int, out: memoryview, offset: int, key: Key) -> int:
+        """From the page cache as far as it has the range, else directly from the disk."""
+        if not (direct.is_wanted() and direct.is_aligned(out, offset)):
+            return syscalls.pread_all(fd, out, offset)
+        done = direct.read_resident(fd, out, offset)
+        done -= done % direct.BLOCK_NBYTES
+        device = os.fstat(fd).st_dev
+        if done == out.nbytes:
+            return done
+        second = direct.open_direct(self._path(key), syscalls.READ_FLAGS, device)
+        if second < 0:
+            return done + syscalls.pread_all(fd, out[done:], offset + done)
+        try:
+            if not os.path.samestat(os.fstat(second), os.fstat(fd)):
+                # Replaced by the same bytes meanwhile (a healed file): ours is still whole.
+                return done + syscalls.pread_all(fd, out[done:], offset + done)
+            return done + syscalls.pread_all(second, out[done:], offset + done)
+        except OSError as error:
+            if not direct.is_refusal(error):
+                raise
+            direct.refuse(device)
+            return done + syscalls.pread_all(fd, out[done:], offset + done)
+        finally:
+            os.close(second)
 
     def map(self, key: Key) -> memoryview | None:
         fd, nbytes = self._open(key)
@@ -341,23 +366,48 @@ class _LocalWriter(Writer):
 
     def __init__(self, backend: LocalBackend, key: Key, path: str, fd: int) -> None:
         self._backend, self._key, self._path, self._fd = backend, key, path, fd
+        self._second = -1
         self._state = "open"
         self._lock = threading.Lock()
         self._written = 0
         self._end = 0
+        self._device = os.fstat(fd).st_dev
+        self._wants_direct = direct.is_wanted()
 
     def write(self, offset: int, buffer: Buffer) -> None:
         if self._state != "open":
             raise failures.writer_is_done(self._key, self._state)
         view = failures.as_bytes(buffer)
         try:
-            syscalls.pwrite_all(self._fd, view, offset)
+            self._send(view, offset)
         except OSError as error:
             self._state = "failed"
             raise failures.from_write_error(error, self._key) from error
         with self._lock:
             self._written += view.nbytes
             self._end = max(self._end, offset + view.nbytes)
+
+    def _send(self, view: memoryview, offset: int) -> None:
+        """Directly where the piece and the file system allow it, else through the page cache."""
+        if self._wants_direct and direct.is_aligned(view, offset):
+            fd = self._direct_fd()
+            if fd >= 0:
+                try:
+                    syscalls.pwrite_all(fd, view, offset)
+                    return
+                except OSError as error:
+                    if not direct.is_refusal(error):
+                        raise
+                    direct.refuse(self._device)
+                    self._wants_direct = False
+        syscalls.pwrite_all(self._fd, view, offset)
+
+    def _direct_fd(self) -> int:
+        with self._lock:
+            if self._second < 0:
+                self._second = direct.open_direct(self._path, os.O_WRONLY, self._device)
+                self._wants_direct = self._second >= 0
+            return self._second
 
     def finish(self, *, durable: bool, key: Key | None = None) -> None:
         if self._state != "open":
@@ -390,9 +440,10 @@ class _LocalWriter(Writer):
             os.unlink(self._path)
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        for fd in (self._second, self._fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._second = -1
 
     def __del__(self) -> None:
         # Only the descriptor: the file may belong to the parent of a forked process, and what

@@ -1,0 +1,73 @@
+"""Direct I/O: bytes between the disk and our memory, past the page cache, where it is offered.
+
+A save or a cold load moves each byte once; the page cache would copy it again, evict the training
+job's own pages, and cap the speed. Offered by trying: a file system that refuses is remembered per
+device and served through the cache. `CKPTFMT_DIRECT_IO` (`auto`, `on`, `off`) overrides. Spec: none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+
+import numpy as np
+
+BLOCK_NBYTES = 4096
+DIRECT_NBYTES_MIN = 1 << 20
+"""Smaller pieces are not worth a second descriptor."""
+
+_O_DIRECT: int = getattr(os, "O_DIRECT", 0)
+_RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+_refused: set[int] = set()
+
+
+def is_wanted() -> bool:
+    """False where the system has no direct I/O, or the user has switched it off."""
+    return bool(_O_DIRECT) and os.environ.get("CKPTFMT_DIRECT_IO", "auto") != "off"
+
+
+def is_aligned(buffer: memoryview, offset: int) -> bool:
+    """Whether a piece can go directly: large, whole blocks, memory and file on block borders."""
+    nbytes = buffer.nbytes
+    if nbytes < DIRECT_NBYTES_MIN or nbytes % BLOCK_NBYTES or offset % BLOCK_NBYTES:
+        return False
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address % BLOCK_NBYTES == 0
+
+
+def open_direct(path: str, flags: int, device: int) -> int:
+    """A second descriptor of a file for direct I/O, or -1 where the file system refuses."""
+    if device in _refused:
+        return -1
+    try:
+        return os.open(path, flags | _O_DIRECT | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOTSUP):
+            _refused.add(device)
+            return -1
+        raise
+
+
+def refuse(device: int) -> None:
+    """The file system took the descriptor and refuses the transfer."""
+    _refused.add(device)
+
+
+def is_refusal(error: OSError) -> bool:
+    """Whether a transfer failed only because it was direct."""
+    return error.errno in (errno.EINVAL, errno.ENOTSUP)
+
+
+def read_resident(fd: int, out: memoryview, offset: int) -> int:
+    """What of a range is in the page cache, from its beginning, without waiting for the disk."""
+    if not _RWF_NOWAIT:
+        return 0
+    done = 0
+    with suppress(OSError):
+        while done < out.nbytes:
+            count = os.preadv(fd, [out[done:]], offset + done, _RWF_NOWAIT)
+            if count <= 0:
+                break
+            done += count
+    return done
