@@ -24,7 +24,7 @@ from ckptfmt.engine.catalog import (
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader, read_tensors
 from ckptfmt.engine.select import Matcher, nearest, select_positions
-from ckptfmt.engine.tree import EXTEND, unflatten
+from ckptfmt.engine.tree import ABSENT, EXTEND, unflatten
 from ckptfmt.errors import CorruptError, MissingExtraError, NotFoundError, UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, Index, digest, numpy_dtype, parse_value
@@ -194,8 +194,12 @@ class Checkpoint(Mapping[str, Any]):
     ) -> Any:
         """Leaves back into the tree that was saved; `partial` where some are left out."""
         names = self.index.tree.leaf_names
-        if len(positions) != len(names):
-            names = [names[p] for p in positions]
+        if partial:
+            # What was not selected is marked, so that a list that lost its end is seen to have.
+            every: list[Any] = [ABSENT] * len(names)
+            for position, leaf in zip(positions, leaves):
+                every[position] = leaf
+            leaves = every
         return unflatten(names, leaves, self.containers(), partial=partial)
 
     def tree(self) -> Any:
