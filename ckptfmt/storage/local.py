@@ -15,7 +15,6 @@ import stat as stat_bits
 import sys
 import threading
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -470,11 +469,14 @@ def _path_of(url: StrPath) -> str:
             found=f"host {parts.netloc}",
             do="a path after file: begins with three slashes, file:///runs/a",
         )
+    # Imported here: it brings an HTTP client along, which a plain path does without.
+    from urllib.request import url2pathname
+
     # A `?` or `#` is part of a name here: nobody queries a directory.
     rest = text[len("file:") :]
     if rest.startswith("//"):
         rest = rest[2 + len(parts.netloc) :]
-    return urllib.request.url2pathname(rest)
+    return url2pathname(rest)
 
 
 def _kind(mode: int) -> str:

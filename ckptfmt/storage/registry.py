@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import os
 import re
 from collections.abc import Mapping
@@ -104,5 +103,8 @@ def missing_driver(scheme: str, hint: str, error: ImportError) -> MissingExtraEr
 
 @functools.cache
 def _entry_points() -> Mapping[str, tuple[str, str]]:
-    found = importlib.metadata.entry_points(group="ckptfmt.backends")
+    # Imported here: it brings the email package along, and a local path needs no plugin.
+    from importlib.metadata import entry_points
+
+    found = entry_points(group="ckptfmt.backends")
     return {point.name.lower(): (point.value, "") for point in found}
