@@ -14,7 +14,7 @@ from ckptfmt.cli.text import escape, format_shape
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckptfmt.cli.where import Source
+    from ckptfmt.cli.sources import Source
 
 DESCRIPTION = """\
 Print the values of one tensor (or plain value), or of a slice of it, or
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.cli.where import open_source
+    from ckptfmt.cli.sources import open_source
 
     with open_source(args.store, args.storage_options) as source:
         name, region = parse_subject(args.name, source)

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.cli.where import compare_sources, open_source
+    from ckptfmt.cli.sources import compare_sources, open_source
 
     with (
         open_source(args.a, args.storage_options) as a,

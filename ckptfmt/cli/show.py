@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.cli.where import open_source
+    from ckptfmt.cli.sources import open_source
     from ckptfmt.errors import UsageError
 
     if args.depth is not None and args.depth < 0:
