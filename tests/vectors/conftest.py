@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,24 +10,18 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def load_reference() -> ModuleType:
-    """`spec/reference_reader.py` as a module; it imports nothing of the package."""
-    name = "ckptfmt_reference_reader"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "spec" / "reference_reader.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
 
 @pytest.fixture(scope="session")
 def reference() -> ModuleType:
-    return load_reference()
+    """`spec/reference_reader.py` as a module."""
+    path = Path(__file__).with_name("reference_watch.py")
+    spec = importlib.util.spec_from_file_location("reference_watch", path)
+    assert spec is not None
+    assert spec.loader is not None
+    watch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(watch)
+    made: ModuleType = watch.load_reference()
+    return made
 
 
 @pytest.fixture
