@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from ckptfmt.engine.lineage import remember
+from ckptfmt.engine.notes import check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import SaveOptions
+from ckptfmt.engine.progress import check_progress
 from ckptfmt.engine.rename import Rename
 from ckptfmt.engine.restore import (
     Convert,
@@ -21,10 +23,16 @@ from ckptfmt.engine.restore import (
 from ckptfmt.engine.save import SaveRequest, save_tree
 from ckptfmt.engine.source import Source
 from ckptfmt.engine.store import Store
-from ckptfmt.engine.where import choose_at, parse_where, refuse_swapped, warn_of_suffix
+from ckptfmt.engine.where import (
+    choose_at,
+    parse_where,
+    refuse_swapped,
+    warn_of_suffix,
+    whole_number,
+)
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import CHUNK_NBYTES_DEFAULT, check_checkpoint_name, pack_value, step_name
+from ckptfmt.format import CHUNK_NBYTES_DEFAULT, check_checkpoint_name, step_name
 from ckptfmt.types import (
     At,
     CheckpointInfo,
@@ -90,22 +98,21 @@ def save(
     store, at = parse_where(path)
     if at is not None:
         name, step = _name_of_selector(at, name, step)
-    _check_step(step)
+    step = whole_number(step)
     if name is not None:
         check_checkpoint_name(name, chosen=True)
     final = name if name is not None else step_name(step) if step is not None else "main"
     warn_of_suffix(store)
-    pack_value(dict(metadata))  # refused before anything is written
     request = SaveRequest(
         name=final,
         step=step,
-        metadata=dict(metadata),
-        metrics={key: float(value) for key, value in metrics.items()},
+        metadata=check_metadata(metadata),
+        metrics=check_metrics(metrics),
         if_exists=_check_if_exists(if_exists, final),
         options=SaveOptions(codec=codec, chunk_nbytes=chunk_nbytes, digest=digest, durable=durable),
         bases=bases,
         timeout_s=timeout_s,
-        progress=progress,
+        progress=check_progress(progress),
     )
     return save_tree(tree, store.backend, request)
 
@@ -120,20 +127,6 @@ def _name_of_selector(at: At, name: str | None, step: int | None) -> tuple[str |
             do="name it once",
         )
     return (None, at) if isinstance(at, int) else (at, None)
-
-
-def _check_step(step: int | None) -> None:
-    if step is None:
-        return
-    if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise UsageError(
-            "step is not an integer",
-            reason="step",
-            expected="how many steps are finished, 0 or more",
-            found=repr(step),
-            do="pass an int",
-        )
-    step_name(int(step))
 
 
 def _check_if_exists(choice: IfExists | None, name: str) -> Literal["error", "replace", "keep"]:

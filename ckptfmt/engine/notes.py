@@ -1,4 +1,6 @@
-"""Notes: metrics and metadata added after the commit; the index does not change. Spec: 02-store."""
+"""Metrics and metadata: checked at save, or added after the commit as notes, which leave the index
+as it is. Spec: 02-store.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,58 @@ from datetime import UTC, datetime
 
 from ckptfmt import __version__
 from ckptfmt.engine.catalog import list_notes
-from ckptfmt.format import About, pack_notes
+from ckptfmt.errors import UsageError
+from ckptfmt.format import About, pack_notes, pack_value
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key
+
+
+def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Numbers by name; NumPy scalars and 0-d tensors of any framework are numbers.
+
+    Raises:
+        UsageError: A name is no text, or a value no number.
+    """
+    return {_check_key(key, "metric"): _number(key, value) for key, value in metrics.items()}
+
+
+def _number(key: str, value: object) -> float:
+    try:
+        if isinstance(value, str | bytes) or tuple(getattr(value, "shape", ())) != ():
+            raise TypeError("it is text, or has axes")
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            "metric is no number",
+            reason="metrics",
+            where=repr(key),
+            expected="a number, or a tensor of no axes",
+            found=f"{type(value).__name__}: {error}",
+            do="pass a number; text belongs into metadata=",
+        ) from error
+
+
+def check_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Plain values by name.
+
+    Raises:
+        UsageError: A name is no text, or a value would not come back as it is.
+    """
+    made = {_check_key(key, "metadata"): value for key, value in metadata.items()}
+    pack_value(made)
+    return made
+
+
+def _check_key(key: object, what: str) -> str:
+    if type(key) is not str:
+        raise UsageError(
+            f"{what} is not named by a str",
+            reason="metadata",
+            found=f"{type(key).__name__} {key!r}"[:80],
+            do="use names; a dict within a value may have other keys",
+        )
+    pack_value(key)
+    return key
 
 
 def annotate(

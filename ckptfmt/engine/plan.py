@@ -88,6 +88,7 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     Raises:
         UsageError: A chunk size or codec is not legal, or the index would pass 1 GiB.
     """
+    _check_digest(options.digest)
     sources = flat.tensors
     names = _first_names(flat)
     dtypes: dict[Dtype, int] = {}
@@ -134,6 +135,17 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
         container_attributes=_attributes(flat.container_attributes),
     )
     return SavePlan(tree, sources, payloads, codecs, names, options)
+
+
+def _check_digest(algorithm: str) -> None:
+    if algorithm not in DIGEST_NBYTES:
+        raise UsageError(
+            "unknown digest",
+            reason="digest",
+            expected=" or ".join(DIGEST_NBYTES),
+            found=repr(algorithm),
+            do="choose one of these",
+        )
 
 
 def _first_names(flat: FlatTree) -> list[str]:
@@ -241,10 +253,10 @@ def _cut(
 def _chunk_nbytes(
     choice: int | Mapping[str, int], names: Sequence[str], count: int
 ) -> NDArray[np.int64]:
-    rules = {"**": choice} if isinstance(choice, int) else dict(choice)
+    rules = dict(choice) if isinstance(choice, Mapping) else {"**": choice}
     for nbytes in rules.values():
         if (
-            not isinstance(nbytes, int)
+            type(nbytes) is not int
             or not CHUNK_NBYTES_MIN <= nbytes <= CHUNK_NBYTES_MAX
             or nbytes % CHUNK_NBYTES_MIN
         ):
@@ -255,7 +267,7 @@ def _chunk_nbytes(
                 found=repr(nbytes),
                 do="choose such a size",
             )
-    if isinstance(choice, int):
+    if not isinstance(choice, Mapping):
         return np.full(count, choice, np.int64)
     made = np.full(count, CHUNK_NBYTES_DEFAULT, np.int64)
     for position, found in enumerate(_first_match(rules, names)):
@@ -265,7 +277,7 @@ def _chunk_nbytes(
 
 
 def _codecs(choice: str | Mapping[str, str], names: Sequence[str]) -> Sequence[Codec]:
-    if isinstance(choice, str):
+    if not isinstance(choice, Mapping):
         return [parse_codec(choice)] * len(names)
     parsed = {select: parse_codec(text) for select, text in choice.items()}
     raw = parse_codec("raw")

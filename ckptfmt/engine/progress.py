@@ -11,6 +11,18 @@ from ckptfmt.errors import UsageError
 from ckptfmt.events import Event, Progress
 
 
+def check_progress(progress: Progress) -> Progress:
+    """UsageError unless it is a callable or a bool."""
+    if isinstance(progress, bool) or callable(progress):
+        return progress
+    raise UsageError(
+        "progress is neither a callable nor a bool",
+        reason="progress",
+        found=type(progress).__name__,
+        do="pass True for a bar, or a function of an Event",
+    )
+
+
 class Reporter:
     """Counts bytes and tells `progress` about them, at most ten times a second, and at the end.
 
@@ -32,6 +44,7 @@ class Reporter:
         self._done = 0
         self._next_s = 0.0
         self._lock = threading.Lock()
+        check_progress(progress)
         self._bar: _Bar | None = None
         self._call: Callable[[Event], None] | None = None
         if progress is True:
@@ -39,13 +52,6 @@ class Reporter:
             self._call = self._bar
         elif callable(progress):
             self._call = progress
-        elif progress is not False:
-            raise UsageError(
-                "progress is neither a callable nor a bool",
-                reason="progress",
-                found=type(progress).__name__,
-                do="pass True for a bar, or a function of an Event",
-            )
 
     def advance(self, nbytes: int) -> None:
         if self._call is None:

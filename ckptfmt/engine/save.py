@@ -110,10 +110,10 @@ def save_tree(tree: object, backend: Backend, request: SaveRequest) -> Checkpoin
         kept = _look(backend, request.name)
         if kept.listed is not None and kept.index is not None:
             return _info(backend, kept.listed, kept.index.about, kept.index.files)
-    options = request.options
+    flat, options = flatten(tree), request.options
     if not backend.capabilities.late_key:
         options = replace(options, encoded_region_nbytes=FILE_NBYTES_TARGET_REMOTE)
-    plan = plan_save(flatten(tree), options)
+    plan = plan_save(flat, options)
     ensure_store_marker(backend)
     existing = _look(backend, request.name)
     _refuse_early(backend, existing, plan, request)
@@ -358,16 +358,17 @@ def _is_same(index: Index, document: Document) -> bool:
 def _keep(backend: Backend, listed: Listed, index: Index, request: SaveRequest) -> CheckpointInfo:
     """Nothing to commit: only what is new in metrics and metadata is noted."""
     info = _info(backend, listed, index.about, index.files)
-    metrics = {k: v for k, v in request.metrics.items() if info.metrics.get(k, None) != v}
-    metadata = {
-        k: v
-        for k, v in request.metadata.items()
-        if k not in info.metadata or pack_value(info.metadata[k]) != pack_value(v)
-    }
+    metrics = {k: v for k, v in request.metrics.items() if _is_new(k, v, info.metrics)}
+    metadata = {k: v for k, v in request.metadata.items() if _is_new(k, v, info.metadata)}
     if not metrics and not metadata:
         return info
     annotate(backend, index.about, metrics=metrics, metadata=metadata)
     return _info(backend, listed, index.about, index.files)
+
+
+def _is_new(key: str, value: object, known: Mapping[str, object]) -> bool:
+    # By their bytes: a NaN is no news beside the same NaN.
+    return key not in known or pack_value(known[key]) != pack_value(value)
 
 
 def _refuse_tagged(backend: Backend, document: Document) -> None:

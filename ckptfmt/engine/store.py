@@ -25,16 +25,12 @@ from ckptfmt.engine.catalog import (
 from ckptfmt.engine.commit import delete_notes, still_used, withdraw
 from ckptfmt.engine.coordinate import check_store_marker
 from ckptfmt.engine.gc import collect
-from ckptfmt.engine.notes import annotate
+from ckptfmt.engine.notes import annotate, check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint, open_checkpoint
 from ckptfmt.engine.verify import verify_store
 from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import (
-    check_tag,
-    pack_value,
-    step_of,
-)
+from ckptfmt.format import check_tag, step_of
 from ckptfmt.storage import Backend, Capabilities, open_backend
 from ckptfmt.types import At, CheckpointInfo, GcReport, Key, StrPath, VerifyReport
 
@@ -274,11 +270,10 @@ class Store:
     ) -> None:
         """Add metrics and metadata after the commit: a note; the index does not change."""
         check_store_marker(self.backend)
-        pack_value(dict(metadata or {}))
+        numbers, values = check_metrics(metrics or {}), check_metadata(metadata or {})
         listed = self._readable(self._find(at))
         about = read_head(self.backend, listed.key, listed.nbytes).about
-        numbers = {key: float(value) for key, value in (metrics or {}).items()}
-        annotate(self.backend, about, metrics=numbers, metadata=metadata or {})
+        annotate(self.backend, about, metrics=numbers, metadata=values)
 
     def delete(self, at: At, *, force: bool = False) -> None:
         """Delete a checkpoint; its data files are taken back by `gc`.

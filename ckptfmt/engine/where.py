@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.errors import CkptWarning, UsageError
+from ckptfmt.format import step_name
 from ckptfmt.types import At, StrPath
 
 if TYPE_CHECKING:
@@ -62,6 +64,30 @@ def _parse_which(which: str, path: str) -> At:
     return int(which) if which.isascii() and which.isdigit() else which
 
 
+def whole_number(step: int | None) -> int | None:
+    """A step as an int: integers of NumPy and of frameworks are taken for what they are.
+
+    Raises:
+        UsageError: It is no integer, or below 0, or from 2^53.
+    """
+    if step is None:
+        return None
+    try:
+        if isinstance(step, bool):
+            raise TypeError("a bool is no count")
+        made = operator.index(step)
+    except TypeError as error:
+        raise UsageError(
+            "step is not an integer",
+            reason="step",
+            expected="how many steps are finished, 0 or more",
+            found=f"{type(step).__name__} {step!r}"[:80],
+            do="pass an int",
+        ) from error
+    step_name(made)
+    return made
+
+
 def choose_at(selected: At | None, step: int | None, at: At | None) -> At | None:
     """The one of `@WHICH`, `step=` and `at=` that is given.
 
@@ -80,7 +106,8 @@ def choose_at(selected: At | None, step: int | None, at: At | None) -> At | None
             found=" and ".join(f"{key}{value}" for key, value in given.items()),
             do="choose it once",
         )
-    return next(iter(given.values()), None)
+    chosen = next(iter(given.values()), None)
+    return chosen if isinstance(chosen, str) else whole_number(chosen)
 
 
 def warn_of_suffix(store: Store) -> None:

@@ -45,14 +45,19 @@ def difference(a: Any, b: Any, path: str = "tree") -> str:
     return "" if same else f"{path}: {a!r} is not {b!r}"
 
 
+def _little(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<")
+
+
 def _of_arrays(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], path: str) -> str:
     if a.shape != b.shape:
         return f"{path}: shape {a.shape} is not {b.shape}"
-    if a.dtype.newbyteorder("<") != b.dtype.newbyteorder("<"):
+    kinds = [a.dtype, b.dtype] if a.dtype.kind in "OT" else [_little(x.dtype) for x in (a, b)]
+    if kinds[0] != kinds[1]:
         return f"{path}: dtype {a.dtype} is not {b.dtype}"
     if a.dtype.kind in "OT":
         return difference(a.tolist(), b.tolist(), path)
-    one, two = (x.astype(x.dtype.newbyteorder("<")).tobytes() for x in (a, b))
+    one, two = (x.astype(kinds[0]).tobytes() for x in (a, b))
     if one == two:
         return ""
     at = next(i for i, (x, y) in enumerate(zip(one, two)) if x != y) // max(a.dtype.itemsize, 1)

@@ -7,6 +7,7 @@ pipeline is `raw`. Encoding applies the stages in order, decoding in reverse.
 from __future__ import annotations
 
 import importlib
+import re
 from functools import cache
 from typing import Protocol, TypeAlias
 
@@ -36,7 +37,9 @@ CODECS: dict[str, tuple[str, str]] = {
 
 
 class Codec(Protocol):
-    """`level` is the writer's business and is not stored."""
+    """`level` is the writer's business and is not stored; `levels` are those that there are."""
+
+    levels: range
 
     def encode(self, buffer: Buffer, level: int | None) -> bytes: ...
     def decode(self, buffer: Buffer, raw_nbytes: int, where: str) -> Buffer:
@@ -73,16 +76,27 @@ def parse_codec(text: str) -> tuple[Pipeline, int | None]:
     Raises:
         UsageError: Not a codec that can write.
     """
+    if not isinstance(text, str):
+        text = repr(text)
     name, _, level = text.partition(":")
     if name == "raw" and not level:
         return RAW, None
-    if name not in CODECS or (level and not level.lstrip("-").isdigit()):
+    if name not in CODECS or not re.fullmatch(r"(-?[0-9]{1,6})?", level):
         raise UsageError(
             "unknown codec",
             reason="codec",
             expected=" or ".join(["raw", *(f"{n}[:LEVEL]" for n in CODECS)]),
             found=repr(text),
             do="choose one of these",
+        )
+    if level and int(level) not in _codec(name).levels:
+        levels = _codec(name).levels
+        raise UsageError(
+            f"{name} has no such level",
+            reason="codec",
+            expected=f"{levels[0]} to {levels[-1]}",
+            found=repr(text),
+            do=f"choose one of these, or {name!r} alone",
         )
     return ((name,),), int(level) if level else None
 

@@ -13,6 +13,8 @@ LEVEL_DEFAULT = 1
 class Zstd:
     """Contexts are made per call: they are cheap beside a chunk and not thread-safe."""
 
+    levels = range(-(1 << 17), zstandard.MAX_COMPRESSION_LEVEL + 1)
+
     def encode(self, buffer: bytes | bytearray | memoryview, level: int | None) -> bytes:
         compressor = zstandard.ZstdCompressor(
             level=LEVEL_DEFAULT if level is None else level,
