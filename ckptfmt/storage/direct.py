@@ -2,7 +2,7 @@
 
 A save or a cold load moves each byte once; the page cache would copy it again, evict the training
 job's own pages, and cap the speed. Offered by trying: a file system that refuses is remembered per
-device and served through the cache. `CKPTFMT_DIRECT_IO` (`auto`, `on`, `off`) overrides. Spec: none.
+device and served through the cache. `direct_io` of `ckptfmt.configure` overrides.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 from contextlib import suppress
 
 import numpy as np
+
+from ckptfmt import config
 
 BLOCK_NBYTES = 4096
 DIRECT_NBYTES_MIN = 1 << 20
@@ -24,7 +26,7 @@ _refused: set[int] = set()
 
 def is_wanted() -> bool:
     """False where the system has no direct I/O, or the user has switched it off."""
-    return bool(_O_DIRECT) and os.environ.get("CKPTFMT_DIRECT_IO", "auto") != "off"
+    return bool(_O_DIRECT) and config.current().direct_io != "off"
 
 
 def is_aligned(buffer: memoryview, offset: int) -> bool:
