@@ -13,6 +13,9 @@ __version__ = "0.1.0.dev0"
 
 _PUBLIC = {
     "save": "ckptfmt.engine",
+    "save_async": "ckptfmt.engine",
+    "SaveFuture": "ckptfmt.engine",
+    "configure": "ckptfmt.config",
     "load": "ckptfmt.engine",
     "open": "ckptfmt.engine",
     "restore": "ckptfmt.engine",
@@ -68,21 +71,20 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from ckptfmt.engine import (
-        Checkpoint as Checkpoint,
-        Store as Store,
-        StoredTensor as StoredTensor,
-        register_type as register_type,
-    )
-
-    # From the module: to a type checker `ckptfmt.engine.save` is the submodule of that name.
+    # From their own modules: a type checker takes `ckptfmt.engine.save` for the module.
+    from ckptfmt.config import configure as configure
     from ckptfmt.engine.api import (
         load as load,
         open as open,  # noqa: A004
         plan as plan,
         restore as restore,
         save as save,
+        save_async as save_async,
     )
+    from ckptfmt.engine.background import SaveFuture as SaveFuture
+    from ckptfmt.engine.open import Checkpoint as Checkpoint, StoredTensor as StoredTensor
+    from ckptfmt.engine.registered import register_type as register_type
+    from ckptfmt.engine.store import Store as Store
     from ckptfmt.errors import (
         CheckpointError as CheckpointError,
         CkptWarning as CkptWarning,

@@ -20,7 +20,8 @@ from ckptfmt.engine.adapter import (
     Target,
     TensorSource,
 )
-from ckptfmt.engine.api import load, load_as, open, plan, restore, save
+from ckptfmt.engine.api import load, load_as, open, plan, restore, save, save_async
+from ckptfmt.engine.background import SaveFuture
 from ckptfmt.engine.open import Checkpoint, StoredTensor
 from ckptfmt.engine.registered import register_type
 from ckptfmt.engine.select import Matcher, nearest, select_positions
@@ -39,6 +40,7 @@ __all__ = [
     "Comparison",
     "Matcher",
     "ObjectKind",
+    "SaveFuture",
     "Staged",
     "Store",
     "StoredLeaf",
@@ -55,6 +57,7 @@ __all__ = [
     "register_type",
     "restore",
     "save",
+    "save_async",
     "select_positions",
     "unflatten",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
+from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background, settle
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.notes import check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint
@@ -33,6 +34,7 @@ from ckptfmt.engine.where import (
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import CHUNK_NBYTES_DEFAULT, check_checkpoint_name, step_name
+from ckptfmt.storage import Backend
 from ckptfmt.types import (
     At,
     CheckpointInfo,
@@ -94,6 +96,95 @@ def save(
         StorageError: The medium failed, or is full; nothing is visible.
     Spec: 08-protocol.
     """
+    backend, request = _settle(
+        tree,
+        path,
+        step,
+        name,
+        metadata=metadata,
+        metrics=metrics,
+        if_exists=if_exists,
+        options=SaveOptions(codec, chunk_nbytes, digest, durable),
+        bases=bases,
+        timeout_s=timeout_s,
+        progress=progress,
+    )
+    settle(backend)
+    return save_tree(tree, backend, request)
+
+
+def save_async(
+    tree: object,
+    path: StrPath | Store,
+    *,
+    step: int | None = None,
+    when_busy: WhenBusy = "wait",
+    name: str | None = None,
+    metadata: Mapping[str, Any] = _NOTHING,
+    metrics: Mapping[str, float] = _NOTHING,
+    if_exists: IfExists | None = None,
+    codec: str | Mapping[str, str] = "raw",
+    chunk_nbytes: int | Mapping[str, int] = CHUNK_NBYTES_DEFAULT,
+    digest: DigestName = "xxh3-128",
+    bases: Sequence[At] | None = None,
+    durable: bool = True,
+    timeout_s: float = 1800.0,
+    progress: Progress = False,
+) -> SaveFuture:
+    """Save a tree in the background; returns once it is staged: the tree may change then.
+
+    One save is in flight per store. An error is raised by the future's `result()`, else by the
+    next save to that store, else printed on stderr when the interpreter ends, which waits for a
+    save in flight.
+
+    Args:
+        when_busy: "wait" for a save in flight to this store, or "raise" ConflictError.
+        progress: A function of an Event, called in the background thread. The other arguments are
+            those of `save`.
+    Raises:
+        ConflictError: kind `conflict-busy`. Else what `save` refuses before it stages.
+    Spec: 08-protocol.
+    """
+    if when_busy not in ("wait", "raise"):
+        raise UsageError(
+            "unknown when_busy",
+            reason="when-busy",
+            expected="wait or raise",
+            found=repr(when_busy),
+            do="choose one of these",
+        )
+    backend, request = _settle(
+        tree,
+        path,
+        step,
+        name,
+        metadata=metadata,
+        metrics=metrics,
+        if_exists=if_exists,
+        options=SaveOptions(codec, chunk_nbytes, digest, durable),
+        bases=bases,
+        timeout_s=timeout_s,
+        progress=progress,
+    )
+    settle(backend, when_busy)
+    return save_in_background(tree, backend, request)
+
+
+def _settle(
+    tree: object,
+    path: StrPath | Store,
+    step: int | None,
+    name: str | None,
+    *,
+    metadata: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    if_exists: IfExists | None,
+    options: SaveOptions,
+    bases: Sequence[At] | None,
+    timeout_s: float,
+    progress: Progress,
+) -> tuple[Backend, SaveRequest]:
+    """Which store and name, and every argument checked, before anything is touched."""
     refuse_swapped(tree, path)
     store, at = parse_where(path)
     if at is not None:
@@ -109,12 +200,12 @@ def save(
         metadata=check_metadata(metadata),
         metrics=check_metrics(metrics),
         if_exists=_check_if_exists(if_exists, final),
-        options=SaveOptions(codec=codec, chunk_nbytes=chunk_nbytes, digest=digest, durable=durable),
+        options=options,
         bases=bases,
         timeout_s=timeout_s,
         progress=check_progress(progress),
     )
-    return save_tree(tree, store.backend, request)
+    return store.backend, request
 
 
 def _name_of_selector(at: At, name: str | None, step: int | None) -> tuple[str | None, int | None]:

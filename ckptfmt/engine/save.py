@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -91,6 +91,8 @@ class SaveRequest:
     bases: Sequence[At] | None = None
     timeout_s: float = 1800.0
     progress: Progress = False
+    before_commit: Callable[[], None] = lambda: None
+    """Called when all data is written, before the index is put: the last chance to raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,26 @@ class _Existing:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A save that is planned and may begin: nothing has been written."""
+
+    backend: Backend
+    request: SaveRequest
+    plan: SavePlan
+    existing: _Existing
+    started_s: float
+
+
 def save_tree(tree: object, backend: Backend, request: SaveRequest) -> CheckpointInfo:
     """Save a tree; committed and, if asked, durable when it returns."""
-    started = time.monotonic()
+    prepared = prepare_save(tree, backend, request)
+    return finish_save(prepared) if isinstance(prepared, Prepared) else prepared
+
+
+def prepare_save(tree: object, backend: Backend, request: SaveRequest) -> Prepared | CheckpointInfo:
+    """flatten -> plan, and refuse what can be refused. What is kept needs nothing more."""
+    started_s = time.monotonic()
     if request.if_exists == "keep":
         kept = _look(backend, request.name)
         if kept.listed is not None and kept.index is not None:
@@ -117,11 +136,18 @@ def save_tree(tree: object, backend: Backend, request: SaveRequest) -> Checkpoin
     ensure_store_marker(backend)
     existing = _look(backend, request.name)
     _refuse_early(backend, existing, plan, request)
+    return Prepared(backend, request, plan, existing, started_s)
+
+
+def finish_save(prepared: Prepared) -> CheckpointInfo:
+    """stage -> encode -> write -> commit."""
+    backend, request, existing = prepared.backend, prepared.request, prepared.existing
     with _open_save(backend, request, existing) as (txn, bases):
-        document, written = _write(backend, plan, request, bases, txn)
+        document, written = _write(backend, prepared.plan, request, bases, txn)
+        request.before_commit()
         info = _commit(backend, document, request, existing)
     remember(backend, info.name, document.about.tree_digest)
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - prepared.started_s
     return replace(info, written_nbytes=written, seconds=seconds)
 
 
