@@ -175,10 +175,16 @@ def open_saves(backend: Backend) -> list[OpenSave]:
                 pass
         save = parse_open(match.group(1), data, entry.time_s)
         # The name is put when the bytes are complete, but neither is synced: after a power cut a
-        # local disk may have the name alone.
-        torn = local_disk and entry.nbytes <= _JSON_NBYTES_MAX and not bytes(data).strip(b"\0")
+        # local disk may have the name and only the beginning of the bytes, or none.
+        torn = local_disk and save.bases is None and _is_cut_off(bytes(data))
         found.append(replace(save, torn=torn))
     return found
+
+
+def _is_cut_off(data: bytes) -> bool:
+    """Whether this is the beginning of a document of `begin`."""
+    text, first = data.rstrip(b"\0"), b'{"step": '
+    return text[: len(first)] == first[: len(text)] and not text.endswith(b"}")
 
 
 def is_abandoned(save: OpenSave, age_s: float | None) -> bool:

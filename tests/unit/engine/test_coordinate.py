@@ -174,7 +174,7 @@ def coordinate_start(pid: int) -> int:
 
 
 GARBAGE = [
-    b"{",
+    b"{]",
     b"null",
     b"[]",
     b"\xff\xfe",
@@ -218,9 +218,10 @@ def test_facts_that_make_no_sense_are_no_facts() -> None:
         assert not is_abandoned(save, 0.0)
 
 
-def test_an_open_file_without_its_bytes_is_of_a_machine_that_crashed(tmp_path: Path) -> None:
+def test_an_open_file_without_all_its_bytes_is_of_a_machine_that_crashed(tmp_path: Path) -> None:
     backend = open_backend(str(tmp_path))
-    for data in (b"", b"\0" * 200):
+    whole = b'{"step": null, "name": "main"'
+    for data in (b"", b"\0" * 200, whole, whole[:4], whole[:1] + b"\0" * 99):
         backend.put(coordinate.open_key(TXN), data)
         (save,) = open_saves(backend)
         assert is_abandoned(save, 0.0)
@@ -228,6 +229,10 @@ def test_an_open_file_without_its_bytes_is_of_a_machine_that_crashed(tmp_path: P
     remote.put(coordinate.open_key(TXN), b"")
     (save,) = open_saves(remote)
     assert not is_abandoned(save, 0.0), "another machine's save may be alive"
+    begin(backend, TXN, step=None, name="main", bases=[])
+    (save,) = open_saves(backend)
+    assert not save.torn
+    end(backend, TXN)
 
 
 def test_files_of_other_patterns_are_no_open_saves(backend: Backend) -> None:
