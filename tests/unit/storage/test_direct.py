@@ -1,0 +1,128 @@
+"""Direct I/O: the same bytes as through the page cache, and a fall-back where it is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptfmt
+from ckptfmt.engine.arena import aligned_buffer
+from ckptfmt.storage import direct, open_backend
+from ckptfmt.types import Key
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    direct._refused.clear()
+    yield
+    direct._refused.clear()
+
+
+def _count_direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    opened: list[int] = []
+    real = os.open
+
+    def spy(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        fd = real(path, flags, *rest, **more)
+        if flags & getattr(os, "O_DIRECT", 0):
+            opened.append(fd)
+        return fd
+
+    monkeypatch.setattr(os, "open", spy)
+    return opened
+
+
+def _data(nbytes: int) -> Any:
+    made = aligned_buffer(nbytes)
+    made[:] = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    return made
+
+
+needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct I/O here")
+
+
+@needs_direct
+def test_aligned_pieces_go_directly_and_the_rest_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = _count_direct(monkeypatch)
+    backend, data = open_backend(tmp_path), _data((4 << 20) + 4096)
+    writer = backend.create(Key("data/a"), len(data))
+    writer.write(0, data[: 4 << 20].data)
+    writer.write(4 << 20, bytes(data[4 << 20 :]))
+    writer.finish(durable=True)
+    assert len(opened) == 1 or direct._refused
+    assert bytes(backend.get(Key("data/a"))) == data.tobytes()
+
+
+@needs_direct
+def test_a_file_system_that_refuses_at_open_is_served_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no")
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    _round_trip(tmp_path)
+    assert direct._refused
+
+
+@needs_direct
+def test_a_file_system_that_refuses_the_transfer_is_served_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = _count_direct(monkeypatch)
+    real_write, real_read = os.pwrite, os.preadv
+
+    def write(fd: int, data: Any, offset: int) -> int:
+        if fd in opened:
+            raise OSError(errno.EINVAL, "no")
+        return real_write(fd, data, offset)
+
+    def read(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if fd in opened:
+            raise OSError(errno.EINVAL, "no")
+        return real_read(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "preadv", read)
+    _round_trip(tmp_path)
+
+
+def _round_trip(path: Path) -> None:
+    backend, data = open_backend(path), _data(3 << 20)
+    backend.put(Key("data/a"), data.data)
+    out = aligned_buffer(3 << 20)
+    backend.get(Key("data/a"), 0, 3 << 20, out.data)
+    np.testing.assert_array_equal(out, data)
+
+
+def test_switched_off_nothing_goes_directly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = _count_direct(monkeypatch)
+    with ckptfmt.configure(direct_io="off"):
+        _round_trip(tmp_path)
+    assert not opened
+
+
+def test_a_cold_range_is_read_whole(tmp_path: Path) -> None:
+    backend, data = open_backend(tmp_path), _data(8 << 20)
+    backend.put(Key("data/a"), data.data, durable=True)
+    with (tmp_path / "data" / "a").open("rb") as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 1 << 20, 4 << 20, os.POSIX_FADV_DONTNEED)
+    out = aligned_buffer(8 << 20)
+    backend.get(Key("data/a"), 0, 8 << 20, out.data)
+    np.testing.assert_array_equal(out, data)
