@@ -64,6 +64,7 @@ def save(
     digest: DigestName = "xxh3-128",
     bases: Sequence[At] | None = None,
     durable: bool = True,
+    group: None = None,
     timeout_s: float = 1800.0,
     progress: Progress = False,
 ) -> CheckpointInfo:
@@ -87,6 +88,7 @@ def save(
         digest: `xxh3-128`, or `sha256` where writers do not trust each other.
         bases: Checkpoints whose chunks may be reused; None: the latest.
         durable: False leaves out fsync: survives a killed process, not a power cut.
+        group: None: this process alone; nothing else is part of this version.
         timeout_s: How long the outcome of a commit may stay unknown, in seconds.
         progress: A function of an Event, or True for a bar on stderr.
     Raises:
@@ -106,6 +108,7 @@ def save(
         if_exists=if_exists,
         options=SaveOptions(codec, chunk_nbytes, digest, durable),
         bases=bases,
+        group=group,
         timeout_s=timeout_s,
         progress=progress,
     )
@@ -128,6 +131,7 @@ def save_async(
     digest: DigestName = "xxh3-128",
     bases: Sequence[At] | None = None,
     durable: bool = True,
+    group: None = None,
     timeout_s: float = 1800.0,
     progress: Progress = False,
 ) -> SaveFuture:
@@ -163,6 +167,7 @@ def save_async(
         if_exists=if_exists,
         options=SaveOptions(codec, chunk_nbytes, digest, durable),
         bases=bases,
+        group=group,
         timeout_s=timeout_s,
         progress=progress,
     )
@@ -181,11 +186,13 @@ def _settle(
     if_exists: IfExists | None,
     options: SaveOptions,
     bases: Sequence[At] | None,
+    group: None,
     timeout_s: float,
     progress: Progress,
 ) -> tuple[Backend, SaveRequest]:
     """Which store and name, and every argument checked, before anything is touched."""
     refuse_swapped(tree, path)
+    _check_group(group)
     store, at = parse_where(path)
     if at is not None:
         name, step = _name_of_selector(at, name, step)
@@ -206,6 +213,16 @@ def _settle(
         progress=check_progress(progress),
     )
     return store.backend, request
+
+
+def _check_group(group: None) -> None:
+    if group is not None:
+        raise UsageError(
+            "saves and restores by several ranks together are not part of this version",
+            reason="group",
+            found=repr(group),
+            do="leave group out and call on one rank, or give each rank a store of its own",
+        )
 
 
 def _name_of_selector(at: At, name: str | None, step: int | None) -> tuple[str | None, int | None]:
@@ -368,6 +385,7 @@ def restore(
     allow_unexpected: Select = (),
     allow_cast: bool | Select = False,
     atomic: bool = True,
+    group: None = None,
 ) -> RestoreReport:
     """Fill a target in place: everything that was asked for, or nothing.
 
@@ -381,12 +399,14 @@ def restore(
         allow_missing, allow_unexpected: Exceptions to strict, by name.
         allow_cast: Convert by value between dtypes; overflow raises.
         atomic: False: one pass in bounded memory; an error may leave a part restored.
+        group: None: this process alone; nothing else is part of this version.
     Raises:
         MismatchError: Both sides disagree: everything is listed, nothing was touched.
         CorruptError: Bytes are damaged; nothing was touched.
         PartialRestoreError: Only with `atomic=False`, or where an object refused its old state.
     Spec: 08-protocol.
     """
+    _check_group(group)
     request = RestoreRequest(
         names=names,
         rename=rename,
