@@ -343,7 +343,7 @@ def load(
 
 def load_as(
     convert: Convert,
-    path: StrPath | Store,
+    path: StrPath | Store | Checkpoint,
     *,
     mode: Mode = "auto",
     step: int | None = None,
@@ -354,7 +354,18 @@ def load_as(
     progress: Progress = False,
 ) -> Any:
     """`load` for adapters: `convert(array, stored leaf)` makes each tensor of the tree."""
-    with open(path, step=step, at=at) as checkpoint:
+    if isinstance(path, Checkpoint):
+        if step is not None or at is not None:
+            raise UsageError(
+                "step= and at= choose a checkpoint of a store",
+                reason="selector",
+                found="a Checkpoint, which is chosen already",
+                do="leave them out",
+            )
+        checkpoint, given = path, True
+    else:
+        checkpoint, given = open(path, step=step, at=at), False
+    try:
         made = load_tree(
             checkpoint,
             names=names,
@@ -367,6 +378,9 @@ def load_as(
         if names is None:
             remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
         return made
+    finally:
+        if not given:
+            checkpoint.close()
 
 
 def restore(
