@@ -90,15 +90,15 @@ def verify_store(
             problems.append(Damage(row.key, 0, row.nbytes, row.name, "", str(error)))
     files = _files_of(indexes.values())
     total = sum(files.values())
-    check = partial(verify_file, backend)
+    by_id = {}
     with Reporter(progress, "verify", total) as reporter:
-        states: Iterable[FileState] = (
-            map(check, files) if executor is None else executor.map(check, files)
-        )
-        by_id = {}
-        for state in states:
-            by_id[state.file] = state
-            reporter.advance(state.nbytes)
+        if executor is None:
+            for file in files:
+                by_id[file] = verify_file(backend, file, advance=reporter.advance)
+        else:
+            for state in executor.map(partial(verify_file, backend), files):
+                by_id[state.file] = state
+                reporter.advance(state.nbytes)
     for row, index in indexes.items():
         problems += _damages_of(row, index, by_id)
     problems += _unnamed(by_id.values(), problems)
@@ -157,8 +157,14 @@ def _parse_note(backend: Backend, key: Key, nbytes: int) -> Index:
 # -- one file -----------------------------------------------------------------------------------
 
 
-def verify_file(backend: Backend, file: str) -> FileState:
-    """Read a data file once and check all of it. Picklable arguments, if the backend is."""
+def verify_file(
+    backend: Backend, file: str, *, advance: Callable[[int], None] = lambda nbytes: None
+) -> FileState:
+    """Read a data file once and check all of it. Picklable arguments, if the backend is.
+
+    Args:
+        advance: Told of the bytes read, window by window: a file may take minutes.
+    """
     key, state = Key(f"data/{file}"), FileState(file)
 
     def bad(start: int, stop: int, reason: str, tensor: str = "") -> None:
@@ -188,7 +194,7 @@ def verify_file(backend: Backend, file: str) -> FileState:
     except CheckpointError as error:
         bad(0, HEAD_NBYTES, str(error))
     try:
-        _check_body(backend, key, (footer, table), entry.nbytes, bad)
+        _check_body(backend, key, (footer, table), entry.nbytes, bad, advance=advance)
     except CheckpointError as error:
         bad(0, entry.nbytes, f"data file cannot be read: {error}")
     return state
@@ -200,6 +206,8 @@ def _check_body(
     found: tuple[Footer, DataTable],
     nbytes: int,
     bad: Callable[..., None],
+    *,
+    advance: Callable[[int], None],
 ) -> None:
     """Chunks and zeros, in windows of the file."""
     footer, table = found
@@ -207,7 +215,7 @@ def _check_body(
     offsets = table.chunk_offsets.astype(np.int64)
     ends = offsets + table.chunk_stored.astype(np.int64)
     empty = gaps(table, footer, nbytes)
-    chunk = gap = 0
+    chunk = gap = done = 0
     while chunk < len(offsets) or gap < len(empty):
         at = min(
             int(offsets[chunk]) if chunk < len(offsets) else nbytes,
@@ -219,6 +227,8 @@ def _check_body(
         stop = max(at + _READ_NBYTES, int(ends[last - 1]) if last > chunk else 0)
         stop = min(stop, nbytes)
         window = backend.get(key, at, stop)
+        advance(stop - max(at, done))
+        done = stop
         for row in range(chunk, last):
             a, b = int(offsets[row]), int(ends[row])
             name = table.region_names[int(np.searchsorted(region_ends, row, "right"))]
