@@ -156,7 +156,7 @@ def _list_content(args: argparse.Namespace, out: Output) -> int:
 def _tensor_table(tree: ForeignTree) -> Table:
     table = Table(
         [
-            Column("NAME", shrink_to=20, name=True),
+            Column("NAME", shrink_to=20, middle=True, keep=True),
             Column("DTYPE", shrink_to=7),
             Column("SHAPE", shrink_to=10),
             Column("SIZE", right=True),

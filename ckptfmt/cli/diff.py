@@ -122,7 +122,7 @@ def _flat(found: Comparison) -> Table:
     table = Table(
         [
             Column("STATUS"),
-            Column("NAME", shrink_to=20, name=True),
+            Column("NAME", shrink_to=20, middle=True, keep=True),
             Column("WHAT", shrink_to=14),
             Column("BYTES", right=True),
         ]
@@ -152,7 +152,7 @@ def _tree(found: Comparison) -> Table:
     depth = automatic_depth(root, max(_ROWS_MIN, screen - 12), _SIBLINGS_MAX)
     table = Table(
         [
-            Column("NAME", shrink_to=20, name=True),
+            Column("NAME", shrink_to=20, middle=True, keep=True),
             Column("LEAVES", right=True),
             Column("STATUS", shrink_to=9),
             Column("WHAT", shrink_to=14),

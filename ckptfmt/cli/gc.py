@@ -52,9 +52,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     would = "would be " if report.dry_run else ""
     freed, listed = format_nbytes(report.freed_nbytes), format_nbytes(report.listed_nbytes)
     lines = [f"{format_count(len(report.deleted), 'file')} {would}deleted, {freed} freed"]
-    if report.listed:
+    waiting = set(report.listed) - set(report.deleted)
+    if waiting:
         lines.append(
-            f"{format_count(len(report.listed), 'file')} {would}listed ({listed}): deleted by a run "
+            f"{format_count(len(waiting), 'file')} {would}listed ({listed}): deleted by a run "
             f"at least {args.grace} from now"
         )
     if report.spared:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     latest_name = latest.name if latest is not None else None
     table = Table(
         [
-            Column("CHECKPOINT", shrink_to=12, name=True),
+            Column("CHECKPOINT", shrink_to=12, middle=True, keep=True),
             Column("CREATED"),
             Column("TENSORS", right=True),
             Column("SIZE", right=True),

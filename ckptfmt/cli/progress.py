@@ -8,6 +8,7 @@ from typing import IO
 
 import rich.console
 import rich.progress
+import rich.table
 import rich.text
 
 from ckptfmt.cli.text import format_nbytes
@@ -31,8 +32,8 @@ def bar(what: str, file: IO[str], *, color: bool) -> Iterator[Callable[[Event], 
     console = rich.console.Console(file=file, no_color=not color, markup=False, emoji=False)
     progress = rich.progress.Progress(
         rich.progress.TextColumn("{task.description}", markup=False),
-        rich.progress.BarColumn(bar_width=None),
-        _Bytes(),
+        rich.progress.BarColumn(bar_width=24),
+        _Bytes(rich.table.Column(no_wrap=True)),
         rich.progress.TimeRemainingColumn(compact=True),
         console=console,
         transient=True,

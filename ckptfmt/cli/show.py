@@ -131,7 +131,7 @@ def _head(title: str, info: CheckpointInfo | None, sums: Totals, *, verbose: boo
 def _flat(leaves: Sequence[Leaf]) -> Table:
     table = Table(
         [
-            Column("NAME", shrink_to=20, name=True),
+            Column("NAME", shrink_to=20, middle=True, keep=True),
             Column("DTYPE", shrink_to=7),
             Column("SHAPE/VALUE", shrink_to=16),
             Column("SIZE", right=True),
@@ -153,7 +153,7 @@ def _tree(leaves: Sequence[Leaf], depth: int | None, *, verbose: bool) -> Table:
         rows = rows_to_depth(root, depth)
     table = Table(
         [
-            Column("NAME", shrink_to=20, name=True),
+            Column("NAME", shrink_to=20, middle=True, keep=True),
             Column("TENSORS", right=True),
             *([Column("VALUES", right=True)] if verbose else []),
             Column("DTYPE", shrink_to=8),

@@ -24,13 +24,15 @@ class Column:
         title: Its heading.
         right: Numbers stand at the right.
         shrink_to: The least width to which it may be cut; 0: never.
-        name: It holds names: cut in the middle, and only when no other column can give more.
+        middle: Cut in the middle: the end of a name says more than its middle.
+        keep: Cut only when no other column can give more.
     """
 
     title: str
     right: bool = False
     shrink_to: int = 0
-    name: bool = False
+    middle: bool = False
+    keep: bool = False
 
 
 @dataclass(slots=True)
@@ -52,7 +54,7 @@ def layout(table: Table, width: int | None) -> tuple[list[int], list[tuple[str, 
         widths = [max(w, cell_width(cell)) for w, cell in zip(widths, row)]
     if width is not None:
         _shrink(widths, columns, width)
-        cuts = [truncate_middle if c.name else truncate_end for c in columns]
+        cuts = [truncate_middle if c.middle else truncate_end for c in columns]
         rows = [tuple(cut(cell, w) for cut, cell, w in zip(cuts, row, widths)) for row in rows]
     return widths, rows
 
@@ -71,7 +73,7 @@ def _shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
         able = [i for i, c in enumerate(columns) if c.shrink_to and widths[i] > c.shrink_to]
         if not able:
             return
-        widest = max(able, key=lambda i: (not columns[i].name, widths[i]))
+        widest = max(able, key=lambda i: (not columns[i].keep, widths[i]))
         widths[widest] -= 1
         excess -= 1
 

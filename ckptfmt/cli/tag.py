@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if args.tag is None:
         if at is not None or args.delete:
             raise UsageError("TAG is missing", reason="arguments", do='see "ckptfmt tag --help"')
-        table = Table([Column("TAG"), Column("CHECKPOINT", shrink_to=12, name=True)])
+        table = Table([Column("TAG"), Column("CHECKPOINT", shrink_to=12, middle=True, keep=True)])
         tags = store.tags()
         for tag, name in sorted(tags.items()):
             table.add(tag, name)

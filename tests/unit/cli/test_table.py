@@ -10,7 +10,7 @@ from ckptfmt.cli.table import Column, Table, draw, plain_lines
 def table() -> Table:
     made = Table(
         [
-            Column("NAME", shrink_to=12, name=True),
+            Column("NAME", shrink_to=12, middle=True, keep=True),
             Column("SHAPE", shrink_to=10),
             Column("SIZE", right=True),
         ]
