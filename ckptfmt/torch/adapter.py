@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from ckptfmt.engine.adapter import Captured, ObjectKind, Target, TensorSource
+from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.torch import modules, optimizers, rng, tensors
 from ckptfmt.torch.rng import RngState

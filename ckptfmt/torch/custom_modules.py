@@ -7,17 +7,27 @@ tensors have no data. They are bound through `load_state_dict`, after a copy of 
 from __future__ import annotations
 
 import copy
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 
-from ckptfmt.engine.adapter import ORDER_USER_CODE, Comparison, Staged, StoredLeaf
+from ckptfmt.engine import ORDER_USER_CODE, Comparison, Staged, StoredLeaf
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
 from ckptfmt.torch.dtypes import CARRIED, torch_dtype
-from ckptfmt.torch.tensors import Overwrite, ask, bits, stored_shape, writing
+from ckptfmt.torch.tensors import (
+    Overwrite,
+    ask,
+    bits,
+    check,
+    host_copy,
+    identity_of,
+    stored_shape,
+    writing,
+)
 from ckptfmt.torch.trees import to_torch
 from ckptfmt.torch.wrappers import clean_key, clean_keys, clean_modules, wrapper_of
 
@@ -71,6 +81,9 @@ class CustomModuleTarget:
         self._tensors: list[str] = []
         self._subtrees: list[str] = []
         self._versions: Mapping[str, object] = {}
+        self._owners: set[str] = set()
+        self._state: Any = None
+        self.identities: Mapping[str, Hashable | None] = {}
         self._strict = False
         self._snapshot: Snapshot | None = None
         self._made_real: list[Overwrite] = []
@@ -80,10 +93,16 @@ class CustomModuleTarget:
         versions = comparison.attributes(self.name).get(self._versions_key)
         self._versions = versions if isinstance(versions, dict) else {}
         self._tensors, self._subtrees = [], []
-        state = self._module.state_dict()
+        self._owners = {self._owner(name) for name in self._stored}
+        # Kept: hooks may make tensors, and an identity means something only while they live.
+        self._state = state = self._module.state_dict()
         keys = clean_keys(self._module, state, self.name)
         self._raw = {keys[raw]: raw for raw in state}
         own = {join_name(self.name, escape_key(keys[raw])): value for raw, value in state.items()}
+        tensors = {name: value for name, value in own.items() if _is_tensor_state(name, value)}
+        for name, value in tensors.items():
+            check(value, name, meta=True)
+        self.identities = {name: identity_of(value) for name, value in tensors.items()}
         self._strict = self._fits(own)
         if self._strict or not self._try_shadow():
             self._ask_by_name(own, comparison)
@@ -101,9 +120,9 @@ class CustomModuleTarget:
                     return False
                 if leaf.dtype != CARRIED[value.dtype].stored:
                     return False
-            elif not any(n == name or n.startswith(name + "/") for n in self._stored):
+            elif name not in self._owners:
                 return False
-        return all(self._owner(name) in own for name in self._stored)
+        return self._owners.issubset(own)
 
     def _owner(self, name: str) -> str:
         """The entry of `state_dict()` that a stored leaf belongs to."""
@@ -115,7 +134,7 @@ class CustomModuleTarget:
             if _is_tensor_state(name, value):
                 if ask(comparison, name, value, self._stored):
                     self._tensors.append(name)
-            elif any(n == name or n.startswith(name + "/") for n in self._stored):
+            elif name in self._owners:
                 comparison.subtree(name)
                 self._subtrees.append(name)
             else:
@@ -126,7 +145,7 @@ class CustomModuleTarget:
         rule = "the module's own load hooks"
         for name, leaf in self._stored.items():
             owner = self._owner(name)
-            if owner == name and leaf.dtype and not name.endswith(EXTRA_STATE):
+            if owner == name and leaf.dtype and not _is_extra(name):
                 if comparison.tensor(name, leaf.dtype, leaf.shape, rule=rule):
                     self._tensors.append(name)
             elif owner not in self._subtrees:
@@ -240,7 +259,7 @@ class Snapshot:
     def _keep_tensor(self, tensor: Any) -> None:
         if tensor.is_meta or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             return
-        data, spare = tensor.data, bits(tensor).clone()
+        data, spare = tensor.data, host_copy(tensor)
 
         def put_back() -> None:
             if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
@@ -263,7 +282,11 @@ class Snapshot:
 
 def _is_tensor_state(name: str, value: object) -> bool:
     # Extra state may be a tensor of any length: it is the module's own affair.
-    return isinstance(value, torch.Tensor) and not name.endswith(EXTRA_STATE)
+    return isinstance(value, torch.Tensor) and not _is_extra(name)
+
+
+def _is_extra(name: str) -> bool:
+    return re.split("[./]", name)[-1] == EXTRA_STATE
 
 
 def _root_prefix(module: Any) -> list[str]:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import NDArray
 
-from ckptfmt.engine import Matcher, StoredLeaf, load_as
+from ckptfmt.engine import Checkpoint, Matcher, Store, StoredLeaf, load_as
 from ckptfmt.engine import load as load_arrays
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.torch.dtypes import holds
 from ckptfmt.torch.tensors import REQUIRES_GRAD, from_array
-from ckptfmt.types import At, Mode, Select
+from ckptfmt.types import At, Mode, Select, StrPath
+
+Where: TypeAlias = "StrPath | Store"
+Device: TypeAlias = "torch.device | str | int"
 
 
 def load(
-    path: Any,
+    path: Where | Checkpoint,
     *,
-    device: Any = None,
-    dtype: Any = None,
+    device: Device | Mapping[str, Device] | None = None,
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     mode: Mode = "auto",
     like: Any = None,
     step: int | None = None,
@@ -52,6 +55,22 @@ def load(
                 reason="torch-load",
                 found="device= or dtype= beside it",
                 do="leave them out, or make like= with those",
+            )
+        if isinstance(path, Checkpoint):
+            if step is not None or at is not None:
+                raise UsageError(
+                    "step= and at= choose a checkpoint of a store",
+                    reason="selector",
+                    found="a Checkpoint, which is chosen already",
+                    do="leave them out",
+                )
+            return path.load(
+                names=names,
+                like=like,
+                mode=mode,
+                verify=verify,
+                max_nbytes=max_nbytes,
+                progress=progress,
             )
         return load_arrays(
             path, mode=mode, like=like, step=step, at=at, names=names, verify=verify,

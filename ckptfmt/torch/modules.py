@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ckptfmt.engine.adapter import (
+from ckptfmt.engine import (
     ORDER_TENSOR,
     Captured,
     Comparison,
@@ -22,7 +22,7 @@ from ckptfmt.engine.adapter import (
 )
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.torch.custom_modules import CustomModuleTarget, own_code, refuse_meta_leftovers
-from ckptfmt.torch.tensors import Overwrite, ask, identity_of, staged_tensor
+from ckptfmt.torch.tensors import Overwrite, ask, check, identity_of, staged_tensor
 from ckptfmt.torch.trees import mark
 from ckptfmt.torch.wrappers import clean_key, clean_keys
 
@@ -76,11 +76,13 @@ def entries(module: Any, name: str) -> list[Entry]:
     """The names and live tensors of a module without code of its own."""
     state = module.state_dict(keep_vars=True)
     keys = clean_keys(module, state, name)
-    return [
-        Entry(join_name(name, escape_key(keys[raw])), tensor, identity_of(tensor))
-        for raw, tensor in state.items()
-        if isinstance(tensor, torch.Tensor)
-    ]
+    made = []
+    for raw, tensor in state.items():
+        if isinstance(tensor, torch.Tensor):
+            full = join_name(name, escape_key(keys[raw]))
+            check(tensor, full, meta=True)
+            made.append(Entry(full, tensor, identity_of(tensor)))
+    return made
 
 
 class ModuleTarget:

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from ckptfmt.engine.adapter import (
+from ckptfmt.engine import (
     ORDER_OPTIMIZER,
     Captured,
     Comparison,
     Staged,
     StoredLeaf,
 )
+from ckptfmt.errors import UsageError
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
 from ckptfmt.torch.param_names import ParameterNames, parameter_names
 from ckptfmt.torch.tensors import stored_shape
@@ -42,7 +43,7 @@ def capture(optimizer: Any, name: str, peers: Sequence[tuple[str, object]]) -> C
     """The optimizer's `state_dict()`, positions replaced by names."""
     names = parameter_names(optimizer, name, peers, warn=True)
     state = optimizer.state_dict()
-    by_id = _names_by_id(state, names)
+    by_id = _names_by_id(state, names, name)
     attributes: dict[str, dict[str, object]] = {}
     tree = {key: value for key, value in state.items() if key not in ("state", "param_groups")}
     tree["state"] = {by_id.get(key, key): entry for key, entry in state["state"].items()}
@@ -66,9 +67,21 @@ def capture(optimizer: Any, name: str, peers: Sequence[tuple[str, object]]) -> C
     return Captured(tree, attributes)
 
 
-def _names_by_id(state: Mapping[str, Any], names: ParameterNames) -> dict[Any, str]:
-    ids = [key for group in state["param_groups"] for key in group["params"]]
-    return dict(zip(ids, names.flat, strict=True))
+def _names_by_id(state: Mapping[str, Any], names: ParameterNames, name: str) -> dict[Any, str]:
+    try:
+        ids = [key for group in state["param_groups"] for key in group["params"]]
+        if isinstance(state["state"], dict) and len(set(ids)) == len(names.flat):
+            return dict(zip(ids, names.flat, strict=True))
+    except (TypeError, KeyError, ValueError):
+        pass
+    raise UsageError(
+        "the optimizer's state_dict() has another form than torch's",
+        reason="torch-optimizer-form",
+        where=name,
+        expected="state by position, and param_groups with all parameters",
+        found=", ".join(map(str, state)) if isinstance(state, dict) else type(state).__name__,
+        do="put an object with state_dict and load_state_dict into the tree that holds it",
+    )
 
 
 def _shaped(optimizer: Any) -> list[str]:
@@ -144,7 +157,9 @@ class OptimizerTarget:
         stored_class = self._attributes.get(CLASS, own)
         if stored_class != own:
             return [("", f"the state of {own}", f"the state of {stored_class}")]
-        stored_by = self._attributes.get(NAMED_BY, names.named_by)
+        ids = [key for group in groups for key in group.get("params", ())]
+        by_position = ids and all(isinstance(key, int) for key in ids)  # a plain state_dict()
+        stored_by = "position" if by_position else self._attributes.get(NAMED_BY, names.named_by)
         if "position" in (stored_by, names.named_by) and stored_by != names.named_by:
             words = {
                 "position": "by position (its modules were not in the tree)",
@@ -268,7 +283,8 @@ class OptimizerTarget:
                 if key in _IMPLEMENTATION or (key not in group and key not in _GROUP_OWN):
                     group[key] = value
             _like_own_lr(group, own)
-            group["params"] = list(range(start, start + len(own["params"])))
+            # A range: torch asks for every moment whether its position is among them.
+            group["params"] = range(start, start + len(own["params"]))
             start += len(own["params"])
             groups.append(group)
         state["param_groups"] = groups

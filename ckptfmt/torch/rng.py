@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckptfmt.engine.adapter import ORDER_RNG, Captured, Comparison, Staged, StoredLeaf
+from ckptfmt.engine import ORDER_RNG, Captured, Comparison, Staged, StoredLeaf
 from ckptfmt.errors import MismatchError
 from ckptfmt.format import join_name
 from ckptfmt.torch.tensors import from_array

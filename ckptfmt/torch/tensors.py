@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptfmt.engine.adapter import ORDER_TENSOR, Comparison, Staged, TensorSource
+from ckptfmt.engine import ORDER_TENSOR, Comparison, Staged, TensorSource
 from ckptfmt.errors import UsageError
-from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried, numpy_dtype, torch_dtype
+from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried, name_of, numpy_dtype, torch_dtype
 
 MEMORY_FORMAT = "torch.memory_format"
 REQUIRES_GRAD = "torch.requires_grad"
@@ -47,6 +47,11 @@ def _refusal(tensor: Any, meta: bool) -> tuple[str, str]:
     cls = type(tensor)
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         return "an uninitialized (lazy) tensor", "run one forward pass first"
+    if cls.__name__ == "DTensor" and cls.__module__.startswith("torch."):
+        return (
+            "a DTensor, of which this process holds a part",
+            "gather it first: tensor.full_tensor(), or a full state dict",
+        )
     if cls not in _PLAIN and not _is_plain_buffer(cls):
         return (
             f"the tensor subclass {cls.__module__}.{cls.__qualname__}",
@@ -193,7 +198,7 @@ def from_array(
         UsageError: An odd last axis of 4-bit floats: torch holds them in pairs.
     """
     attributes = attributes or {}
-    dtype = torch_dtype(array.dtype.name, dict(attributes))
+    dtype = torch_dtype(name_of(array.dtype), attributes)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if not (array.flags.c_contiguous and array.flags.writeable):
@@ -222,7 +227,7 @@ def _as_bits(array: NDArray[Any], carried: Carried, name: str) -> NDArray[Any]:
             )
         raw = array.view(np.uint8) & 0x0F
         return np.ascontiguousarray(raw[..., 0::2] | (raw[..., 1::2] << 4))
-    if array.itemsize in _BITS and array.dtype.name != "bool":
+    if array.itemsize in _BITS and array.dtype != np.bool_:
         return array.view(f"i{array.itemsize}" if array.itemsize > 1 else np.uint8)
     return array
 
@@ -246,6 +251,12 @@ def writing(tensor: Any) -> AbstractContextManager[Any]:
         torch.inference_mode() if tensor.is_inference() else torch.no_grad()
     )
     return context
+
+
+def host_copy(tensor: Any) -> Any:
+    """A copy of a tensor's memory on the host (the device may be full), as `bits` has it."""
+    raw = bits(tensor)
+    return raw.clone() if tensor.device.type == "cpu" else raw.cpu()
 
 
 class Overwrite:
@@ -272,9 +283,7 @@ class Overwrite:
             self._undo = lambda: setattr(tensor, "data", old)
             tensor.data = value.to(tensor.device, copy=True)
         else:
-            # A copy in host memory: the device may be full.
-            spare = bits(tensor)
-            old = spare.cpu() if tensor.device.type != "cpu" else spare.clone()
+            old = host_copy(tensor)
             self._undo = lambda: _copy(tensor, old.view(tensor.dtype))
             _copy(tensor, value)
 

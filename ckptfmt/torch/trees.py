@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptfmt.engine.adapter import StoredLeaf
+from ckptfmt.engine import StoredLeaf
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.torch.dtypes import holds
 from ckptfmt.torch.tensors import from_array

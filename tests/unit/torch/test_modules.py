@@ -356,10 +356,81 @@ def test_tensor_leaves_of_the_tree_are_filled_in_place(tmp_path: Path) -> None:
     assert [int(t) for t in target["b"]] == [1, 2]
 
 
-def test_a_lazy_module_is_refused_at_save_with_the_cure(tmp_path: Path) -> None:
+def test_a_lazy_module_is_refused_at_save_and_restore_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="forward pass") as caught:
         ckt.save({"m": nn.LazyLinear(3)}, tmp_path / "s")
     assert "m/weight" in str(caught.value)
+    ckt.save({"m": nn.Linear(2, 3)}, tmp_path / "s")
+    with pytest.raises(UsageError, match="forward pass"):
+        ckt.restore({"m": nn.LazyLinear(3)}, tmp_path / "s")
+
+
+def test_allow_cast_converts_by_value_in_place(tmp_path: Path) -> None:
+    stored, target = nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16)
+    ckt.save({"m": stored}, tmp_path / "s")
+    weight = target.weight
+    report = ckt.restore({"m": target}, tmp_path / "s", allow_cast=True)
+    assert target.weight is weight
+    assert torch.equal(weight, stored.weight.to(torch.bfloat16))
+    assert report.cast["m/weight"] == "float32 -> bfloat16"
+
+
+def test_plan_touches_nothing_and_says_what_a_restore_would_do(
+    make_net: Callable[..., Any], frozen: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    ckt.save({"m": make_net(0)}, tmp_path / "s")
+    target = make_net(1, width=4)
+    before = frozen(target)
+    report = ckptfmt.plan({"m": target}, tmp_path / "s")
+    assert frozen(target) == before
+    assert "m/mid.weight" in {m.name for m in report.shapes}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)),
+        lambda: nn.LSTM(3, 4, 2, bidirectional=True),
+        lambda: nn.ParameterDict({"a/b": nn.Parameter(torch.randn(2))}),
+        lambda: nn.ModuleDict({"~": nn.Linear(1, 1), "x y": nn.Linear(1, 1)}),
+        lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2))),
+    ],
+    ids=["weight_norm", "spectral_norm", "lstm", "parameter_dict", "odd names", "script"],
+)
+def test_modules_of_all_sorts_are_restored(make: Callable[[], Any], tmp_path: Path) -> None:
+    stored, target = make(), make()
+    ckt.save({"m": stored}, tmp_path / "s")
+    assert ckt.restore({"m": target}, tmp_path / "s").clean
+    for key, value in stored.state_dict().items():
+        assert torch.equal(target.state_dict()[key], value)
+
+
+def test_a_module_with_hooks_on_meta_becomes_real_and_keeps_its_ties(tmp_path: Path) -> None:
+    def build() -> Any:
+        model = nn.ModuleDict({"r": Renaming(), "a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        model["b"].weight = model["a"].weight
+        return model
+
+    stored = build()
+    ckt.save({"m": stored}, tmp_path / "s")
+    with torch.device("meta"):
+        target = build()
+    weight = target["a"].weight
+    ckt.restore({"m": target}, tmp_path / "s")
+    assert target["a"].weight is target["b"].weight is weight
+    for key, value in stored.state_dict().items():
+        assert torch.equal(target.state_dict()[key], value)
+
+
+def test_a_tied_module_with_hooks_and_two_stored_values_is_a_mismatch(tmp_path: Path) -> None:
+    loose = nn.ModuleDict({"r": Renaming(), "a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    ckt.save({"m": loose}, tmp_path / "s")
+    tied = nn.ModuleDict({"r": Renaming(), "a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    tied["b"].weight = tied["a"].weight
+    with pytest.raises(MismatchError, match="two stored values"):
+        ckt.restore({"m": tied}, tmp_path / "s")
 
 
 def test_a_module_that_stands_twice_in_the_tree_is_stored_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 import ckptfmt
 import ckptfmt.torch as ckt
-from ckptfmt.errors import CkptWarning, MismatchError
+from ckptfmt.errors import CkptWarning, MismatchError, UsageError
 
 
 def stepped(module: Any, optimizer: Any, times: int = 2) -> Any:
@@ -229,6 +229,32 @@ def test_without_its_module_an_optimizer_goes_by_position_and_says_so(tmp_path: 
     assert len(fresh.state) == 4
     with pytest.raises(MismatchError, match="position"):
         ckt.restore({"opt": fresh, "model": target}, tmp_path / "s", names="opt")
+
+
+def test_a_plain_state_dict_of_an_optimizer_goes_by_position_only(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    ckt.save({"opt": optimizer.state_dict()}, tmp_path / "s")
+    loaded = ckt.load(tmp_path / "s")["opt"]
+    assert list(loaded["state"]) == [0, 1, 2, 3]
+    fresh = torch.optim.Adam(target.parameters())
+    fresh.load_state_dict(loaded)
+    other = torch.optim.Adam(target.parameters())
+    with pytest.raises(MismatchError, match="by position"):
+        ckt.restore({"model": target, "opt": other}, tmp_path / "s", names="opt")
+    ckt.restore({"opt": other}, tmp_path / "s")
+    assert len(other.state) == 4
+
+
+def test_an_optimizer_with_a_form_of_its_own_is_refused_with_the_cure(tmp_path: Path) -> None:
+    class Own(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {"mine": 1}
+
+    model = pair()
+    with pytest.raises(UsageError, match="another form"):
+        ckt.save({"model": model, "opt": Own(model.parameters())}, tmp_path / "s")
+    assert not (tmp_path / "s" / "checkpoints").exists()
 
 
 def test_two_optimizers_and_one_over_two_modules(tmp_path: Path) -> None:

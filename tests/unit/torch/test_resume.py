@@ -86,7 +86,7 @@ def run(root: Path, stop: int) -> Any:
 def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", TOTAL)
     assert [steps for _, steps, _ in whole] == [TOTAL] * 3
-    for stop in (0, 1, 7):
+    for stop in (1, 7):
         run(tmp_path / "cut", stop)
     assert run(tmp_path / "cut", TOTAL) == whole
 
