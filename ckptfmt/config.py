@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -102,7 +103,7 @@ def configure(
     threads: int | None = None,
     staging_nbytes: int | None = None,
     direct_io: DirectIo | None = None,
-) -> _Restore:
+) -> AbstractContextManager[None]:
     """Change settings of this process at once; as a context manager, only inside the block.
 
     Args:
@@ -119,7 +120,7 @@ def configure(
     return _Restore(old)
 
 
-class _Restore:
+class _Restore(AbstractContextManager[None]):
     """Puts earlier settings back when a block is left."""
 
     def __init__(self, old: Config) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, NewType, TypeAlias
+from typing import Any, Literal, NewType, TypeAlias
 
 Key = NewType("Key", str)
 """A key of a backend: `data/3f9a…`; parts joined by `/`, relative to the store."""
@@ -18,6 +18,10 @@ Digest = NewType("Digest", bytes)
 StrPath: TypeAlias = "str | os.PathLike[str]"
 At: TypeAlias = int | str
 Select: TypeAlias = "str | Iterable[str] | Callable[[str], bool]"
+Plain: TypeAlias = Any
+"""None, bool, int, float, complex, str, bytes, NumPy scalars; lists, tuples and dicts of these."""
+Index: TypeAlias = Any
+"""What NumPy takes between brackets: `np.s_[0:8, ..., 3]`."""
 Mode = Literal["auto", "mmap", "read"]
 IfExists = Literal["error", "replace", "keep"]
 DigestName = Literal["xxh3-128", "sha256"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background, settle
@@ -11,7 +11,6 @@ from ckptfmt.engine.notes import check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.engine.progress import check_progress
-from ckptfmt.engine.rename import Rename
 from ckptfmt.engine.restore import (
     Convert,
     RestoreRequest,
@@ -23,8 +22,8 @@ from ckptfmt.engine.restore import (
 )
 from ckptfmt.engine.save import SaveRequest, save_tree
 from ckptfmt.engine.source import Source
-from ckptfmt.engine.store import Store
 from ckptfmt.engine.where import (
+    Where,
     choose_at,
     parse_where,
     refuse_swapped,
@@ -41,9 +40,9 @@ from ckptfmt.types import (
     DigestName,
     IfExists,
     Mode,
+    Plain,
     RestoreReport,
     Select,
-    StrPath,
 )
 
 T = TypeVar("T")
@@ -52,11 +51,11 @@ _NOTHING: Mapping[str, Any] = {}
 
 def save(
     tree: object,
-    path: StrPath | Store,
+    path: Where,
     *,
     step: int | None = None,
     name: str | None = None,
-    metadata: Mapping[str, Any] = _NOTHING,
+    metadata: Mapping[str, Plain] = _NOTHING,
     metrics: Mapping[str, float] = _NOTHING,
     if_exists: IfExists | None = None,
     codec: str | Mapping[str, str] = "raw",
@@ -118,12 +117,12 @@ def save(
 
 def save_async(
     tree: object,
-    path: StrPath | Store,
+    path: Where,
     *,
     step: int | None = None,
     when_busy: WhenBusy = "wait",
     name: str | None = None,
-    metadata: Mapping[str, Any] = _NOTHING,
+    metadata: Mapping[str, Plain] = _NOTHING,
     metrics: Mapping[str, float] = _NOTHING,
     if_exists: IfExists | None = None,
     codec: str | Mapping[str, str] = "raw",
@@ -177,11 +176,11 @@ def save_async(
 
 def _settle(
     tree: object,
-    path: StrPath | Store,
+    path: Where,
     step: int | None,
     name: str | None,
     *,
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, Plain],
     metrics: Mapping[str, float],
     if_exists: IfExists | None,
     options: SaveOptions,
@@ -251,7 +250,7 @@ def _check_if_exists(choice: IfExists | None, name: str) -> Literal["error", "re
     return choice
 
 
-def open(path: StrPath | Store, *, step: int | None = None, at: At | None = None) -> Checkpoint:
+def open(path: Where, *, step: int | None = None, at: At | None = None) -> Checkpoint:
     """Open a checkpoint lazily: its index is read, its data is not.
 
     Args:
@@ -269,7 +268,7 @@ def open(path: StrPath | Store, *, step: int | None = None, at: At | None = None
 
 @overload
 def load(
-    path: StrPath | Store,
+    path: Where,
     *,
     mode: Mode = ...,
     like: T,
@@ -282,7 +281,7 @@ def load(
 ) -> T: ...
 @overload
 def load(
-    path: StrPath | Store,
+    path: Where,
     *,
     mode: Mode = ...,
     like: None = ...,
@@ -294,7 +293,7 @@ def load(
     progress: Progress = ...,
 ) -> Any: ...
 def load(
-    path: StrPath | Store,
+    path: Where,
     *,
     mode: Mode = "auto",
     like: Any = None,
@@ -343,7 +342,7 @@ def load(
 
 def load_as(
     convert: Convert,
-    path: StrPath | Store | Checkpoint,
+    path: Where | Checkpoint,
     *,
     mode: Mode = "auto",
     step: int | None = None,
@@ -385,7 +384,7 @@ def load_as(
 
 def restore(
     target: object,
-    source: StrPath | Store | Checkpoint | Mapping[str, Any],
+    source: Where | Checkpoint | Mapping[str, Any],
     *,
     step: int | None = None,
     at: At | None = None,
@@ -393,7 +392,7 @@ def restore(
     verify: bool = True,
     max_nbytes: int | None = None,
     progress: Progress = False,
-    rename: Rename = _NOTHING,
+    rename: Mapping[str, str] | Callable[[str], str] = _NOTHING,
     strict: bool = True,
     allow_missing: Select = (),
     allow_unexpected: Select = (),
@@ -438,12 +437,12 @@ def restore(
 
 def plan(
     target: object,
-    source: StrPath | Store | Checkpoint | Mapping[str, Any],
+    source: Where | Checkpoint | Mapping[str, Any],
     *,
     step: int | None = None,
     at: At | None = None,
     names: Select | None = None,
-    rename: Rename = _NOTHING,
+    rename: Mapping[str, str] | Callable[[str], str] = _NOTHING,
     allow_cast: bool | Select = False,
 ) -> RestoreReport:
     """What `restore` would do: no tensor's data is read, nothing is touched, no mismatch raised."""
@@ -452,7 +451,7 @@ def plan(
 
 
 def _source(
-    source: StrPath | Store | Checkpoint | Mapping[str, Any], step: int | None, at: At | None
+    source: Where | Checkpoint | Mapping[str, Any], step: int | None, at: At | None
 ) -> Source:
     if isinstance(source, Checkpoint | Mapping):
         if step is not None or at is not None:

@@ -11,7 +11,6 @@ import concurrent.futures
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -24,10 +23,6 @@ from ckptfmt.storage import Backend
 from ckptfmt.types import CheckpointInfo
 
 WhenBusy = Literal["wait", "raise"]
-
-
-class _Cancelled(Exception):
-    """The caller has cancelled this save."""
 
 
 class SaveFuture(concurrent.futures.Future[CheckpointInfo]):
@@ -86,13 +81,13 @@ class SaveFuture(concurrent.futures.Future[CheckpointInfo]):
     def note(self, event: Event) -> None:
         self.progress = event
         if self._stop:
-            raise _Cancelled
+            raise concurrent.futures.CancelledError
 
     def before_commit(self) -> None:
         """The last moment at which a cancellation counts."""
         with self._gate:
             if self._stop:
-                raise _Cancelled
+                raise concurrent.futures.CancelledError
             self._committing = True
 
     def after_commit(self) -> None:
@@ -190,7 +185,7 @@ def _run(future: SaveFuture, prepared: Prepared, staged: Staged | None) -> None:
         if staged is not None:
             compare(prepared.plan, staged)
         info = finish_save(prepared)
-    except _Cancelled:
+    except concurrent.futures.CancelledError:
         future.give_up()
     except BaseException as error:
         future.set_exception(error)
@@ -209,8 +204,7 @@ def _report_at_exit() -> None:
     for future in futures:
         error = future.unasked()
         if error is not None:
-            with suppress(Exception):
-                print(f"ckptfmt: the save of {future.name} failed: {error}", file=sys.stderr)
+            print(f"ckptfmt: the save of {future.name} failed: {error}", file=sys.stderr)
 
 
 atexit.register(_report_at_exit)

@@ -421,16 +421,11 @@ def maker_of(like: Any) -> Callable[[Array], Any]:
     adapter = adapter_of(like)
     if adapter is not None:
         return lambda array: adapter.make(like, array)
-    root = type(like).__module__.partition(".")[0]
-    if root in ("jax", "jaxlib"):
-
-        def put(array: Array) -> Any:
-            import jax
-
-            return jax.device_put(array, getattr(like, "sharding", None))
-
-        return put
-    return lambda array: array
+    space = getattr(like, "__array_namespace__", None)
+    if space is None or isinstance(like, np.ndarray):
+        return lambda array: array
+    # By the array API standard (JAX and others): a new array on the same device.
+    return lambda array: space().asarray(array, device=like.device)
 
 
 def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
@@ -449,4 +444,3 @@ def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
     if is_generator(obj):
         return GeneratorTarget(visit.name, obj)
     return StatefulTarget(visit.name, obj, peers)
-

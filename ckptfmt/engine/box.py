@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptfmt.errors import UsageError
-from ckptfmt.format import Index, numpy_dtype, parse_array
+from ckptfmt.format import Index, empty_array, parse_array
 
 BoxIndex: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
 Array = NDArray[Any]
@@ -163,7 +163,7 @@ def assemble(
     """The box's array from raw chunk bytes."""
     tree = index.tree
     dtype = tree.dtype(box.tensor)
-    made: Array = np.empty([e - b for b, e in zip(box.begins, box.ends)], numpy_dtype(dtype))
+    made = empty_array(dtype, [e - b for b, e in zip(box.begins, box.ends)])
     for region, touched in rows.items():
         origin, extent = tree.box(region)
         meet = _meet(box, origin, extent)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from ckptfmt.errors import CkptWarning, CorruptError, FormatError, NotFoundError
 from ckptfmt.format import (
@@ -237,19 +238,23 @@ def pack_tag(tag: Tag) -> bytes:
 
 def parse_tag(tag: str, data: bytes | memoryview) -> Tag:
     """CorruptError if it is not what `pack_tag` gives."""
+    document: Any = None
+    cause: Exception | None = None
     try:
         document = json.loads(bytes(data).decode())
-        name, tree_digest = document["name"], document["digest"]
-        if not isinstance(name, str) or not isinstance(tree_digest, str):
-            raise TypeError("name or digest is no text")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        cause = error
+    fields = document if isinstance(document, dict) else {}
+    name, tree_digest = fields.get("name"), fields.get("digest")
+    if not isinstance(name, str) or not isinstance(tree_digest, str):
         raise CorruptError(
             "tag cannot be read",
             reason="tag",
             where=f"tags/{tag}",
-            found=f"{type(error).__name__}: {error}",
+            expected="a name and a digest",
+            found=cause or type(document).__name__,
             do="set the tag again, or delete the file",
-        ) from error
+        ) from cause
     return Tag(tag, name, tree_digest)
 
 

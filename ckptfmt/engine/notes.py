@@ -27,19 +27,20 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _number(key: str, value: object) -> float:
-    try:
-        if isinstance(value, str | bytes) or tuple(getattr(value, "shape", ())) != ():
-            raise TypeError("it is text, or has axes")
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(
-            "metric is no number",
-            reason="metrics",
-            where=repr(key),
-            expected="a number, or a tensor of no axes",
-            found=f"{type(value).__name__}: {error}",
-            do="pass a number; text belongs into metadata=",
-        ) from error
+    cause: Exception | None = None
+    if not isinstance(value, str | bytes) and tuple(getattr(value, "shape", ())) == ():
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError) as error:
+            cause = error
+    raise UsageError(
+        "metric is no number",
+        reason="metrics",
+        where=repr(key),
+        expected="a number, or a tensor of no axes",
+        found=f"{type(value).__name__}: {cause}" if cause else type(value).__name__,
+        do="pass a number; text belongs into metadata=",
+    ) from cause
 
 
 def check_metadata(metadata: Mapping[str, object]) -> dict[str, object]:

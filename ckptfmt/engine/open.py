@@ -27,9 +27,10 @@ from ckptfmt.engine.select import Matcher, nearest, select_positions
 from ckptfmt.engine.tree import ABSENT, EXTEND, unflatten
 from ckptfmt.errors import CorruptError, MissingExtraError, NotFoundError, UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, Index, digest, numpy_dtype, parse_value
+from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, digest, numpy_dtype, parse_value
+from ckptfmt.format import Index as Document
 from ckptfmt.storage import Backend
-from ckptfmt.types import At, CheckpointInfo, Mode, Select, VerifyReport
+from ckptfmt.types import At, CheckpointInfo, Index, Mode, Plain, Select, VerifyReport
 
 if TYPE_CHECKING:
     import tensorstore
@@ -87,7 +88,7 @@ def _open_chosen(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At
     return _made(backend, *newest)
 
 
-def _made(backend: Backend, listed: Listed, index: Index) -> Checkpoint:
+def _made(backend: Backend, listed: Listed, index: Document) -> Checkpoint:
     notes = list_notes(backend).get(index.about.txn.hex(), [])
     info = info_of(backend, listed, index.about, index.files, read_notes(backend, notes))
     return Checkpoint(backend, index, info)
@@ -99,7 +100,7 @@ class Checkpoint(Mapping[str, Any]):
     A context manager; what it returned outlives `close()`.
     """
 
-    def __init__(self, backend: Backend, index: Index, info: CheckpointInfo) -> None:
+    def __init__(self, backend: Backend, index: Document, info: CheckpointInfo) -> None:
         self.backend, self.index, self.info = backend, index, info
 
     def __repr__(self) -> str:
@@ -129,7 +130,7 @@ class Checkpoint(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self.index.tree.leaf_positions
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> StoredTensor | Plain:
         """A `StoredTensor`, or the plain value. NotFoundError names the nearest."""
         position = self.index.tree.leaf_positions.get(name)
         if position is None:
@@ -233,7 +234,7 @@ class Checkpoint(Mapping[str, Any]):
         """The mapping's values, in order."""
         return [self._leaf(p) for p in range(len(self))]
 
-    def read(self, regions: Mapping[str, Any]) -> dict[str, Array]:
+    def read(self, regions: Mapping[str, Index]) -> dict[str, NDArray[Any]]:
         """Boxes of many tensors, their requests joined: leaf name -> NumPy index -> array.
 
         Every chunk that a box touches is read whole and verified.
@@ -321,7 +322,9 @@ class StoredTensor:
                 made[key] = parse_leaf_value(attribute.values[at], self.name)
         return made
 
-    def read(self, region: Any = ..., *, out: Array | None = None, verify: bool = True) -> Array:
+    def read(
+        self, region: Index = ..., *, out: NDArray[Any] | None = None, verify: bool = True
+    ) -> NDArray[Any]:
         """The tensor, or a part of it by a NumPy index; only the chunks it touches are read, whole.
 
         Args:
@@ -359,7 +362,7 @@ class StoredTensor:
         made = self.read()
         return made if dtype is None else made.astype(dtype)
 
-    def mmap(self) -> Array:
+    def mmap(self) -> NDArray[Any]:
         """A private copy-on-write map: lazy, and its bytes are not checked.
 
         Raises:

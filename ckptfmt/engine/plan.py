@@ -6,7 +6,7 @@ Works on NumPy columns. Spec: 05-data-files, 07-index.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -108,9 +108,9 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     nbytes = _tensor_nbytes(table, rows, sources, payloads)
     chunk_nbytes = _chunk_nbytes(options.chunk_nbytes, names, len(sources))
     codecs = _codecs(options.codec, names)
-    regions = _plan_regions(
-        ndims, dims, nbytes, _cuts(table, rows, sources, nbytes, codecs, options)
-    )
+    limit = options.encoded_region_nbytes
+    cuts = _cuts(sources, lambda tensor: table[rows[tensor]], nbytes, codecs, limit)
+    regions = _plan_regions(ndims, dims, nbytes, cuts)
     nchunks, raw = _cut(regions.nbytes, chunk_nbytes[regions.owners])
     _check_size(len(flat.names), sum(map(len, flat.names)), len(raw), options.digest)
     tree = TreeSection(
@@ -215,20 +215,18 @@ def _plan_regions(
 
 
 def _cuts(
-    table: Sequence[Dtype],
-    rows: NDArray[np.uint16],
     sources: Sequence[TensorSource],
+    dtype_at: Callable[[int], Dtype],
     nbytes: NDArray[np.int64],
     codecs: Sequence[Codec],
-    options: SaveOptions,
+    limit: int | None,
 ) -> dict[int, tuple[int, int]]:
     """Tensor -> (axis, rows of a region), for those that are cut along their first axis over 1."""
     made: dict[int, tuple[int, int]] = {}
-    limit = options.encoded_region_nbytes
     if limit is None:
         return made
     for tensor in np.flatnonzero(nbytes > limit).tolist():
-        shape, dtype = sources[tensor].shape, table[rows[tensor]]
+        shape, dtype = sources[tensor].shape, dtype_at(tensor)
         axis = next((a for a, d in enumerate(shape) if d > 1), None)
         if axis is None or dtype.is_variable or codecs[tensor][0] == ():
             continue

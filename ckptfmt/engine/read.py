@@ -152,7 +152,7 @@ class ChunkReader:
             b = int(self.index.placement.offsets[last]) + int(self.index.placement.stored[last])
             span = a - a % block, -(-b // block) * block
             out = buffer[span[0] - base : span[1] - base].data
-            task = partial(self._read_piece, run.file, span, rows, out, work, reporter)
+            task = partial(self._read_piece, run.file, span, rows, out, work=work, tell=reporter)
             threads.submit(task, b - a)
         at = self.index.tree.region_chunk_starts
         for region in np.unique(self._region_of[run.chunks]).tolist():
@@ -166,8 +166,9 @@ class ChunkReader:
         span: tuple[int, int],
         rows: Sequence[int],
         out: memoryview,
+        *,
         work: _Work,
-        reporter: Reporter,
+        tell: Reporter,
     ) -> None:
         a, b = span
         self._get(file, a, b, out)
@@ -181,7 +182,7 @@ class ChunkReader:
                 start = int(self._starts[user])
                 target = work.buffers[int(self._region_of[user])]
                 target[start : start + len(raw)] = np.frombuffer(raw, np.uint8)
-        reporter.advance(b - a)
+        tell.advance(b - a)
 
     def _get(self, file: int, start: int, stop: int, out: memoryview) -> None:
         file_id = self.index.files.ids[file]
@@ -223,8 +224,8 @@ class ChunkReader:
                     pipeline,
                     int(tree.chunk_raw[row]),
                     (stored_digest, raw_digest),
-                    algorithm,
-                    where,
+                    algorithm=algorithm,
+                    where=where,
                 )
             if self.verify:
                 check_chunk(stored, stored_digest, algorithm, where)

@@ -32,7 +32,9 @@ from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import check_tag, step_of
 from ckptfmt.storage import Backend, Capabilities, open_backend
-from ckptfmt.types import At, CheckpointInfo, GcReport, Key, StrPath, VerifyReport
+from ckptfmt.types import At, CheckpointInfo, GcReport, Key, Plain, StrPath, VerifyReport
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Store:
@@ -45,11 +47,11 @@ class Store:
         self,
         url: StrPath,
         *,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] = _NOTHING,
         read_only: bool = False,
     ) -> None:
         self.backend: Backend = open_backend(
-            url, storage_options=storage_options or {}, read_only=read_only
+            url, storage_options=storage_options, read_only=read_only
         )
         self.url = self.backend.url
         self.read_only = read_only
@@ -265,8 +267,8 @@ class Store:
         self,
         at: At,
         *,
-        metrics: Mapping[str, float] | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] = _NOTHING,
+        metadata: Mapping[str, Plain] = _NOTHING,
     ) -> None:
         """Add metrics and metadata after the commit: a note; the index does not change."""
         check_store_marker(self.backend)

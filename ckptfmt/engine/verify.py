@@ -31,12 +31,15 @@ from ckptfmt.events import Progress
 from ckptfmt.format import (
     FOOTER_NBYTES,
     HEAD_NBYTES,
+    LEAF_VALUE,
     DataTable,
     Footer,
     Index,
     check_chunk,
     decode_chunk,
     gaps,
+    pack_head,
+    pack_table,
     parse_footer,
     parse_head,
     parse_index,
@@ -180,7 +183,8 @@ def verify_file(
         footer = parse_footer(backend.get(key, start, entry.nbytes), entry.nbytes, key)
         start = footer.table_offset  # from here on, the table itself is what is damaged
         stop = start + footer.table_nbytes
-        table = parse_table(backend.get(key, start, stop), footer, key)
+        raw = backend.get(key, start, stop)
+        table = parse_table(raw, footer, key)
     except CheckpointError as error:
         bad(start, entry.nbytes, f"table cannot be read: {error}")
         return state
@@ -188,9 +192,13 @@ def verify_file(
     if footer.id != file:
         bad(entry.nbytes - FOOTER_NBYTES, entry.nbytes, f"content belongs to the id {footer.id}")
     try:
-        algorithm = parse_head(backend.get(key, 0, HEAD_NBYTES), key)
+        head = backend.get(key, 0, HEAD_NBYTES)
+        algorithm = parse_head(head, key)
         if algorithm != footer.algorithm:
             bad(0, HEAD_NBYTES, f"head says {algorithm}, footer {footer.algorithm}")
+        elif head != pack_head(algorithm) and pack_table(table) == raw:
+            # Nothing in the table is newer than this version, so the head's minor cannot be either.
+            bad(0, HEAD_NBYTES, "head is of another version than the table")
     except CheckpointError as error:
         bad(0, HEAD_NBYTES, str(error))
     try:
@@ -255,7 +263,8 @@ def _check_stored(table: DataTable, row: int, stored: memoryview, algorithm: str
         check_chunk(stored, raw, algorithm, where)
         return
     nbytes = int(table.chunk_raw[row])
-    decode_chunk(stored, pipeline, nbytes, (table.stored_digest(row), raw), algorithm, where)
+    digests = (table.stored_digest(row), raw)
+    decode_chunk(stored, pipeline, nbytes, digests, algorithm=algorithm, where=where)
 
 
 def _check_zeros(window: memoryview, start: int, bad: Callable[..., None]) -> None:
@@ -348,15 +357,9 @@ def verify_checkpoint(checkpoint: Checkpoint, names: Select) -> VerifyReport:
     """The selected leaves of an open checkpoint."""
     index, info = checkpoint.index, checkpoint.info
     listed = Listed(info.name, info.generation, Key(f"checkpoints/{info.name}"), 0)
-    matcher = Matcher(names)
-    wanted = {name for name in index.tree.leaf_names if matcher(name)}
-    rows = {
-        int(row)
-        for name, kind, row in zip(
-            index.tree.leaf_names, index.tree.leaf_kinds, index.tree.leaf_rows
-        )
-        if kind != 1 and name in wanted
-    }
+    positions, everything = checkpoint.positions(names), Matcher(names).everything
+    kinds, leaf_rows = index.tree.leaf_kinds[positions], index.tree.leaf_rows[positions]
+    rows = set(leaf_rows[kinds != LEAF_VALUE].tolist())
     chosen = {_name_of(index, row) for row in rows}
     used = np.isin(
         np.repeat(index.tree.region_tensors, index.tree.region_nchunks), np.array(sorted(rows))
@@ -369,6 +372,7 @@ def verify_checkpoint(checkpoint: Checkpoint, names: Select) -> VerifyReport:
         if states[file].problems:
             mark_damaged(checkpoint.backend, file)
     found = _damages_of(listed, index, states)
-    problems = tuple(p for p in found if matcher.everything or not p.tensor or p.tensor in chosen)
+    problems = [p for p in found if everything or not p.tensor or p.tensor in chosen]
+    problems += _unnamed(states.values(), problems) if everything else []
     total = sum(state.nbytes for state in states.values())
-    return VerifyReport(problems, 1, len(numbers), total)
+    return VerifyReport(tuple(problems), 1, len(numbers), total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfmt.errors import CkptWarning, UsageError
 from ckptfmt.format import step_name
@@ -13,6 +13,9 @@ from ckptfmt.types import At, StrPath
 
 if TYPE_CHECKING:
     from ckptfmt.engine.store import Store
+
+Where: TypeAlias = "StrPath | Store"
+"""A directory, a URL or a Store; a str may end in `@WHICH`."""
 
 _SCHEMES_WITH_AT = ("hf://", "github://", "git://")
 _FILE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin", ".safetensors", ".npz", ".h5", ".keras")
@@ -72,18 +75,15 @@ def whole_number(step: int | None) -> int | None:
     """
     if step is None:
         return None
-    try:
-        if isinstance(step, bool):
-            raise TypeError("a bool is no count")
-        made = operator.index(step)
-    except TypeError as error:
+    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
         raise UsageError(
             "step is not an integer",
             reason="step",
             expected="how many steps are finished, 0 or more",
             found=f"{type(step).__name__} {step!r}"[:80],
             do="pass an int",
-        ) from error
+        )
+    made = operator.index(step)
     step_name(made)
     return made
 

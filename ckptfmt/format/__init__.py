@@ -78,6 +78,7 @@ from ckptfmt.format.names import (
     step_of,
 )
 from ckptfmt.format.placement import FilesSection, PlacementSection, pack_placement, parse_files
+from ckptfmt.format.tree_parse import parse_tree
 from ckptfmt.format.tree_section import (
     LEAF_PACKED,
     LEAF_TENSOR,
@@ -85,7 +86,6 @@ from ckptfmt.format.tree_section import (
     Attribute,
     TreeSection,
     pack_tree,
-    parse_tree,
 )
 from ckptfmt.format.value_kinds import (
     factory_name,

@@ -1,17 +1,17 @@
-"""Ragged columns of dims, and whether boxes tile a tensor exactly once. Spec: 07-index."""
+"""Ragged columns of dims, and whether boxes tile tensors exactly once. Spec: 07-index."""
 
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 
 from ckptfmt.format.columns import Column, corrupt, starts
+from ckptfmt.format.digest import digest
 from ckptfmt.format.limits import INT63_MAX, NDIM_MAX
 
-_PAIRWISE_MAX = 2048
-_CORNERS_MAX = 1 << 24
+_PRIME = np.uint64((1 << 31) - 1)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def products(ndim: Column, dims: Column, where: str) -> Column:
@@ -30,12 +30,12 @@ def products(ndim: Column, dims: Column, where: str) -> Column:
         corrupt("dim is too large", "dims-overflow", where, "below 2^63", int(dims.max()))
     made = np.ones(len(ndim), np.int64)
     approx = np.ones(len(ndim), np.float64)
-    for rank in np.unique(ndim):
-        rows = np.flatnonzero(ndim == rank)
-        for axis in range(int(rank)):
+    # `approx` may be infinite, or NaN where a dim of 0 follows: the product is exactly 0 then.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for axis in range(int(ndim.max(initial=0))):
+            rows = np.flatnonzero(ndim > axis)
             column = dims[begin[rows] + axis]
             made[rows] *= column.astype(np.int64)
-            # A dim of 0 makes the product 0 whatever the others are.
             approx[rows] *= column
     for row in np.flatnonzero(approx >= float(1 << 62)):
         exact = math.prod(int(d) for d in dims[begin[row] : begin[row + 1]])
@@ -47,48 +47,65 @@ def products(ndim: Column, dims: Column, where: str) -> Column:
     return made
 
 
-def tiles(origins: Column, extents: Column, dims: Column) -> bool:
-    """True if boxes (rows of `origins` and `extents`, shape (n, ndim)) tile [0, dims) exactly once.
+def are_inside(origins: Column, extents: Column, dims: Column) -> Column:
+    """For each axis of each box (flat): is it at least 1 long and inside [0, dim)? u64, no sums."""
+    made: Column = (extents >= 1) & (extents <= dims)
+    made &= origins <= dims - np.minimum(extents, dims)
+    return made
 
-    The boxes must lie inside and their volumes sum to the whole. Then they tile it exactly once if
-    and only if every point is covered an odd number of times, which holds if their corners cancel
-    to the corners of the whole: exact in any number of axes, and linear in the number of boxes.
+
+def are_tiled(
+    ndim: Column, origins: Column, extents: Column, dims: Column, first: Column
+) -> Column:
+    """Which tensors are tiled by their boxes, every element covered exactly once.
+
+    The boxes must be inside their tensor. A box is the product, over its axes, of differences
+    x(axis, end) - x(axis, origin) in unknowns x: so written, some boxes cover each element once if
+    and only if they sum to the whole tensor as polynomials. The identity is evaluated at four
+    points of the field of 2^31 - 1 elements that depend on all the boxes by sha256, so that nobody
+    can choose boxes to fit them: boxes that do not tile pass with a probability below 2^-100, less
+    than that of two chunks with one digest. In exchange it is linear in the number of boxes, for
+    any number of axes and for all tensors at once. (Comparing pairs is quadratic; cancelling
+    corners needs 2^axes of them a box.)
+
+    Args:
+        ndim: Axes of each box.
+        origins: With `extents` and `dims` (the tensor's): flat, `ndim` rows for each box, u64.
+        first: The first box of each tensor; ascending, from 0.
     """
-    origins, extents, dims = (c.astype(np.int64) for c in (origins, extents, dims))
+    begin = starts(ndim)
+    axes = (np.arange(len(origins)) - np.repeat(begin[:-1], ndim)).astype(np.intp)
     ends = origins + extents
-    if (extents < 1).any() or (ends > dims).any() or (ends < origins).any():
-        return False
-    total = math.prod(int(d) for d in dims)
-    if sum(math.prod(int(e) for e in row) for row in extents) != total:
-        return False
-    cut = np.flatnonzero((extents != dims).any(axis=0))
-    if len(cut) == 0:
-        return len(origins) == 1
-    begins, ends, dims = origins[:, cut], ends[:, cut], dims[cut]
-    if len(begins) <= _PAIRWISE_MAX and (1 << len(cut)) > len(begins):
-        return _disjoint(begins, ends)
-    if len(begins) << len(cut) > _CORNERS_MAX:
-        return False
-    return _corners_cancel(begins, ends, dims)
+    content = b"".join(column.tobytes() for column in (origins, extents, dims))
+    made = np.ones(len(first), bool)
+    for key in np.frombuffer(digest(content, "sha256"), "<u8"):
+        box = _volume(ndim, begin, _unknown(key, axes, ends), _unknown(key, axes, origins))
+        zeros = np.zeros(len(dims), np.uint64)
+        whole = _volume(ndim, begin, _unknown(key, axes, dims), _unknown(key, axes, zeros))
+        made &= np.add.reduceat(box, first) % _PRIME == whole[first]
+    return made
 
 
-def _disjoint(begins: Column, ends: Column) -> bool:
-    for row in range(1, len(begins)):
-        meets = (begins[:row] < ends[row]) & (begins[row] < ends[:row])
-        if meets.all(axis=1).any():
-            return False
-    return True
+def _volume(ndim: Column, begin: Column, ends: Column, origins: Column) -> Column:
+    """The product of a box's differences, in the field."""
+    made = np.ones(len(ndim), np.uint64)
+    sides = (ends + _PRIME - origins) % _PRIME
+    for axis in range(int(ndim.max(initial=0))):
+        rows = np.flatnonzero(ndim > axis)
+        made[rows] = made[rows] * sides[begin[rows] + axis] % _PRIME
+    return made
 
 
-def _corners_cancel(begins: Column, ends: Column, dims: Column) -> bool:
-    axes = begins.shape[1]
-    corners = np.concatenate(
-        [
-            np.where(np.array(pick, bool), ends, begins)
-            for pick in product((False, True), repeat=axes)
-        ]
-    )
-    found, counts = np.unique(corners, axis=0, return_counts=True)
-    left = {tuple(row) for row in found[counts % 2 == 1].tolist()}
-    whole = set(product(*((0, int(d)) for d in dims)))
-    return left == whole
+def _unknown(key: Column, axes: Column, coordinates: Column) -> Column:
+    """A value of the field for each (axis, coordinate), scattered by a key."""
+    of_axis = _scatter(np.arange(NDIM_MAX, dtype=np.uint64) + key)
+    made: Column = (_scatter(_scatter(coordinates ^ key) ^ of_axis[axes]) >> np.uint64(32)) % _PRIME
+    return made
+
+
+def _scatter(word: Column) -> Column:
+    """The finalizer of SplitMix64: each bit of the input changes half of the output's."""
+    word = (word ^ (word >> np.uint64(30))) * _MIX[0]
+    word = (word ^ (word >> np.uint64(27))) * _MIX[1]
+    made: Column = word ^ (word >> np.uint64(31))
+    return made

@@ -53,6 +53,7 @@ def decode_chunk(
     pipeline: Pipeline,
     raw_nbytes: int,
     digests: tuple[bytes, bytes],
+    *,
     algorithm: str,
     where: str,
 ) -> Buffer:

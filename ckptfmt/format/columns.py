@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptfmt.errors import CorruptError
+from ckptfmt.errors import CorruptError, InternalError
 
 U8 = np.dtype("<u1")
 U16 = np.dtype("<u2")
@@ -36,15 +36,27 @@ def corrupt(
 def _unique_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        corrupt("duplicate key in a map", "msgpack", f"key {twice!r}")
+        corrupt("duplicate key in a map", "msgpack", f"key {ascii(_first_twice(pairs))[:80]}")
     return made
+
+
+def _first_twice(pairs: list[tuple[Any, Any]]) -> Any:
+    seen = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key
+        seen.add(key)
+    return None
 
 
 def parse_map(data: bytes | memoryview, where: str) -> dict[str, Any]:
     """One msgpack map with str keys, nothing after it, no key twice; array headers are bounded."""
     try:
+        # A header may claim as many items as there are bytes left, at each of 1,024 levels, and
+        # the list for them is allocated at once. Skipping counts without allocating.
+        scan = msgpack.Unpacker(max_buffer_size=len(data))
+        scan.feed(data)
+        scan.skip()
         made = msgpack.unpackb(
             data, raw=False, strict_map_key=True, object_pairs_hook=_unique_pairs, use_list=True
         )
@@ -67,7 +79,9 @@ def pack_map(table: Table) -> bytes:
 def _pack_column(column: object) -> Any:
     if isinstance(column, np.ndarray):
         return np.ascontiguousarray(column).tobytes()
-    raise TypeError(f"not packable: {type(column).__name__}")
+    raise InternalError(
+        "not a column", reason="column", found=type(column).__name__, do="please report this"
+    )
 
 
 def get_map(table: Table, key: str, where: str) -> dict[str, Any]:
@@ -150,6 +164,20 @@ def check_all(good: Column, what: str, reason: str, where: str, column: Column) 
     if not good.all():
         row = int(np.argmin(good))
         corrupt(what, reason, f"{where}[{row}]", found=column[row])
+
+
+def check_unique(names: list[str], where: str) -> None:
+    """No name stands twice: kind `corrupt-duplicate-name`.
+
+    Sorting hashes takes a third of the time of making a set, and a string keeps its hash for the
+    table of positions that is made later.
+    """
+    hashes = np.fromiter(map(hash, names), np.int64, len(names))
+    hashes.sort()
+    if (hashes[1:] != hashes[:-1]).all() or len(set(names)) == len(names):
+        return
+    twice = _first_twice([(name, None) for name in names])
+    corrupt("duplicate name", "duplicate-name", where, found=ascii(twice)[:200])
 
 
 def starts(counts: Column) -> Column:

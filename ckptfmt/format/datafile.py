@@ -44,7 +44,7 @@ from ckptfmt.format.limits import (
     SECTIONS_NBYTES_MAX,
 )
 from ckptfmt.format.placement import pack_pipelines, parse_pipelines
-from ckptfmt.format.tree_section import parse_dtypes
+from ckptfmt.format.tree_parse import parse_dtypes
 
 MAGIC = bytes.fromhex("89434B440D0A1A00")
 HEAD_NBYTES = 64
@@ -247,6 +247,8 @@ def parse_table(data: bytes | memoryview, footer: Footer, where: str = "data fil
         else None,
         pipelines=parse_pipelines(table.get("pipelines"), "$.pipelines"),
     )
+    if made.salt < 0:
+        corrupt("salt is negative", "section-entry", "$.salt", "0 or more", made.salt)
     _check_regions(made)
     _check_chunks(made, footer)
     return made

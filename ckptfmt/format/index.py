@@ -35,7 +35,8 @@ from ckptfmt.format.placement import (
     parse_files,
     parse_placement,
 )
-from ckptfmt.format.tree_section import TreeSection, pack_tree, parse_tree
+from ckptfmt.format.tree_parse import parse_tree
+from ckptfmt.format.tree_section import TreeSection, pack_tree
 from ckptfmt.format.values import pack_value, parse_value
 
 MAGIC = bytes.fromhex("89434B490D0A1A00")

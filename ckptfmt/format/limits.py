@@ -26,8 +26,8 @@ SECTION_RATIO_MAX = 1000
 """Above `SECTION_RATIO_NBYTES` raw, a section is at most this many times its stored bytes."""
 
 NDIM_MAX = 64
-TENSOR_NBYTES_MAX = 1 << 56
-"""So that bits and bytes of any tensor stay below 2^63."""
+TENSOR_NBYTES_MAX = 1 << 62
+"""A tensor has fewer bytes than this: sums of two stay below 2^63."""
 VALUE_DEPTH_MAX = 64
 VALUE_NBYTES_MAX = 4096
 """A longer value is stored as a tensor of its packed bytes."""

@@ -193,7 +193,11 @@ def _check_sharing(placement: PlacementSection, tree: TreeSection) -> None:
     files, offsets = placement.files.astype(np.int64), placement.offsets.astype(np.int64)
     if len(files) < 2:
         return
-    order = np.lexsort((offsets, files))
+    same_file = files[1:] == files[:-1]
+    order = np.arange(len(files))
+    # A save without a base writes its chunks in this order already.
+    if not ((files[1:] > files[:-1]) | (same_file & (offsets[1:] >= offsets[:-1]))).all():
+        order = np.lexsort((offsets, files))
     a, b = order[:-1], order[1:]
     same_file = files[a] == files[b]
     same_range = same_file & (offsets[a] == offsets[b])

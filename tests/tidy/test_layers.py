@@ -17,18 +17,19 @@ LAYERS = {
     "errors": 0,
     "types": 0,
     "events": 0,
-    "format": 1,
-    "storage": 1,
-    "engine": 2,
-    "manager": 3,
-    "torch": 4,
-    "tensorflow": 4,
-    "foreign": 4,
-    "cli": 5,
-    "testing": 5,
-    "__main__": 6,
+    "config": 1,
+    "format": 2,
+    "storage": 2,
+    "engine": 3,
+    "manager": 4,
+    "torch": 5,
+    "tensorflow": 5,
+    "foreign": 5,
+    "cli": 6,
+    "testing": 6,
+    "__main__": 7,
 }
-BASE = {"errors", "types", "events"}
+BASE = {"errors", "types", "events", "config"}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "flax"}
 # Imported inside the function that needs them, wherever that is. (The modules of cli that draw with
 # rich are themselves imported late; test_import_is_light holds that.)
