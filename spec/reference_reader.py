@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import datetime
 import hashlib
 import json
 import math
@@ -200,7 +201,9 @@ BITS = {
 }
 FIXED = re.compile(r"(str|bytes|void)(0|[1-9][0-9]{0,9})\Z")
 VARIABLE = ("string", "bytes")
-TIME = re.compile(r"(datetime64|timedelta64)(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z")
+TIME = re.compile(
+    r"(datetime64|timedelta64)(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
+)
 
 
 def check_dtype(name: str, bits: int) -> None:
@@ -422,38 +425,67 @@ def open_tag(tag: str, payload: Any, level: int) -> Any:
         check_scalar(*types(payload, str, bytes))
     elif tag == "path":
         check(types(payload, str, str)[0] in PATHS)
-    elif tag in ("datetime", "time"):
-        check(payload[2] is None or types(payload[2], int, (str, NoneType)))
-        check(types(payload, str, int, (list, NoneType))[1] in (0, 1))
+    elif tag in ("datetime", "time", "date"):
+        parts = [payload, 0, None] if tag == "date" else payload
+        text, fold, zone = types(parts, str, int, (list, NoneType))
+        moment = getattr(datetime, tag).fromisoformat(text)
+        check(moment.isoformat() == text and fold in (0, 1))
+        check(tag == "date" or moment.tzinfo is None)
+        if zone is not None:
+            check_zone(*types(zone, int, (str, NoneType)))
     elif tag == "timezone":
-        types(payload, int, (str, NoneType))
+        check_zone(*types(payload, int, (str, NoneType)))
     elif tag == "timedelta":
         _, seconds, micro = types(payload, int, int, int)
         check(0 <= seconds < 86400 and 0 <= micro < 1_000_000)
-    elif tag in ("date", "np.dtype", "bytearray"):
-        check(type(payload) is (bytes if tag == "bytearray" else str))
+    elif tag == "bytearray":
+        check(type(payload) is bytes)
+    elif tag == "np.dtype":
+        check(type(payload) is str)
+        need(scalar_bits(payload) is not None, "unsupported-value-dtype", payload)
     elif tag in ("range", "slice"):
         check(type(payload) is list and len(payload) == 3)
         payload = items(payload)
-        check(tag == "slice" or all(type(x) is int for x in payload))
+        check(tag == "slice" or (all(type(x) is int for x in payload) and payload[2]))
+    elif tag in ("namespace", "argparse.Namespace"):
+        check(is_map(payload))
+        payload = {key: open_value(item, level) for key, item in payload.items()}
     elif tag == "deque":
-        payload = [types(payload, (int, NoneType), list)[0], items(payload[1])]
+        longest, kept = types(payload, (int, NoneType), list)
+        check(longest is None or 0 <= len(kept) <= longest)
+        payload = [longest, items(kept)]
     elif tag == "type":
         check(type(payload) is list and len(payload) == 2 and type(payload[0]) is str)
         payload = [payload[0], open_value(payload[1], level)]
     else:
-        need("." in tag or tag == "namespace", "unsupported-value-tag", tag)
+        need("." in tag, "unsupported-value-tag", tag)
         payload = open_value(payload, level)
-        check("amespace" not in tag or type(payload) is dict)
     return Tagged(tag, payload)
+
+
+def scalar_bits(name: str) -> int | None:
+    """Bits of a dtype that this specification names."""
+    fixed = FIXED.match(name)
+    if fixed:
+        width = 32 if fixed[1] == "str" else 8
+        need(int(fixed[2]) % width == 0, "corrupt-value", name)
+    return int(fixed[2]) if fixed else 64 if TIME.match(name) else BITS.get(name)
 
 
 def check_scalar(name: str, data: bytes) -> None:
     """A NumPy scalar: one element."""
-    fixed = re.fullmatch(r"(str|bytes|void)([0-9]+)", name)
-    bits = int(fixed[2]) if fixed else 64 if TIME.match(name) else BITS.get(name)
+    bits = scalar_bits(name)
     need(bits is not None, "unsupported-value-dtype", name)
-    need((bits or fixed) and len(data) == (bits + 7) // 8, "corrupt-value", f"np {name}")
+    good = name not in VARIABLE and len(data) == ((bits or 0) + 7) // 8
+    if good and bits and bits < 8:
+        good = data[0] >> bits == 0
+    if good and name.startswith("str"):
+        data.decode("utf-32-le")
+    need(good, "corrupt-value", f"np {name}")
+
+
+def check_zone(microseconds: int, name: str | None) -> None:
+    need(abs(microseconds) < 86_400_000_000, "corrupt-value", "offset of a day or more")
 
 
 def factory(name: Any) -> Any:
@@ -914,6 +946,7 @@ def parse_table(data: bytes, file_id: str, algorithm: str, size: int, at: int) -
     """5.3."""
     table = unpack_map(data, "$")
     salt = entry(table, "salt", int, "$")
+    need(salt >= 0, "corrupt-section-entry", "$.salt")
     dtypes = dtypes_of(entry(table, "dtypes", dict, "$"), "$.dtypes")
     columns, chunks = entry(table, "regions", dict, "$"), entry(table, "chunks", dict, "$")
     pipelines = pipelines_of(table, "$")
@@ -941,6 +974,7 @@ def parse_table(data: bytes, file_id: str, algorithm: str, size: int, at: int) -
         need(not any(codec), "corrupt-section-entry", "$.chunks.stored_digest")
         stored_digests = raw_digests
     need(all(c < len(pipelines) for c in codec), "corrupt-column-range", "$.chunks.codec")
+    need(all(s < 1 << 63 for s in start), "corrupt-chunk-range", "$.chunks.start")
     for n, s, c in zip(raw, stored, codec):
         good = 1 <= n <= 1 << 30 and s >= 1 and (c or s == n)
         need(good, "corrupt-chunk-length", "$.chunks")
@@ -1182,7 +1216,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tagged):
         return {value.tag: plain(value.payload)}
     if isinstance(value, Tensor):
-        content = {"items": plain(value.items)} if value.dtype in VARIABLE else {"data": value.data.hex()}
+        content = (
+            {"items": plain(value.items)} if value.dtype in VARIABLE else {"data": value.data.hex()}
+        )
         return {"tensor": {"dtype": value.dtype, "shape": list(value.shape), **content}}
     if isinstance(value, set | frozenset):
         items = sorted((plain(item) for item in value), key=lambda item: json.dumps(item))
