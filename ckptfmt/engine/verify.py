@@ -25,7 +25,7 @@ from ckptfmt.engine.catalog import (
 from ckptfmt.engine.coordinate import check_store_marker
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import mark_damaged
-from ckptfmt.engine.select import Matcher
+from ckptfmt.engine.select import Matcher, select_positions
 from ckptfmt.errors import CheckpointError, FormatError, NotFoundError
 from ckptfmt.events import Progress
 from ckptfmt.format import (
@@ -357,7 +357,9 @@ def verify_checkpoint(checkpoint: Checkpoint, names: Select) -> VerifyReport:
     """The selected leaves of an open checkpoint."""
     index, info = checkpoint.index, checkpoint.info
     listed = Listed(info.name, info.generation, Key(f"checkpoints/{info.name}"), 0)
-    positions, everything = checkpoint.positions(names), Matcher(names).everything
+    all_names = checkpoint.index.tree.leaf_names
+    positions = select_positions(all_names, names, repr(checkpoint))
+    everything = Matcher(names).everything
     kinds, leaf_rows = index.tree.leaf_kinds[positions], index.tree.leaf_rows[positions]
     rows = set(leaf_rows[kinds != LEAF_VALUE].tolist())
     chosen = {_name_of(index, row) for row in rows}
