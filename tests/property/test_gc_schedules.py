@@ -302,9 +302,11 @@ def test_no_schedule_of_the_real_code_loses_a_file() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_schedule_of_the_real_code_loses_a_file_however_many() -> None:
     seen = Seen()
     start = random.SystemRandom().randrange(1 << 40)
+    print(f"seeds from {start}")
     for seed in range(start, start + 20 * SCHEDULES):
         play(seed, seen)
         assert not seen.lost, f"seed {seed}: a save reported success and its file is gone"
