@@ -29,6 +29,7 @@ ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "2",
     "MKL_NUM_THREADS": "2",
+    "OMP_WAIT_POLICY": "PASSIVE",  # a busy machine: a waiting thread must not hold a core
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -36,7 +37,7 @@ ENVIRONMENT = {
 }
 CLOSE_ENOUGH = 1e-5  # between float32 sums in another order: PyTorch, NumPy, TensorFlow
 
-console = Console(width=min(Console().width, 100), highlight=False)
+console = Console(width=min(max(Console().width, 80), 100), highlight=False)
 
 
 @dataclass

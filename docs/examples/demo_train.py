@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import ckptfmt
 import ckptfmt.torch as ckt
 
-BATCH, THREADS, SEED = 12, 2, 20
+BATCH, THREADS, SEED = 8, 2, 20
 PROBES = [
     "A man plays the guitar.",
     "Someone is playing an instrument.",
