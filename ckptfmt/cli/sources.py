@@ -15,7 +15,7 @@ from ckptfmt.cli.comparison import CHANGED, UNKNOWN, Comparison, Difference, Sid
 from ckptfmt.cli.leaves import TENSOR, Leaf, leaves_of_index
 from ckptfmt.cli.statistics import blocks
 from ckptfmt.cli.where import parse_store
-from ckptfmt.engine import Checkpoint
+from ckptfmt.engine import Checkpoint, select_positions
 from ckptfmt.errors import NotFoundError
 from ckptfmt.events import Event, Progress
 
@@ -61,7 +61,10 @@ class _Stored:
         names = None
         if select is not None:
             tree = self.checkpoint.index.tree
-            names = [tree.leaf_names[p] for p in self.checkpoint.positions(list(select))]
+            names = [
+                tree.leaf_names[p]
+                for p in select_positions(tree.leaf_names, list(select), repr(self.checkpoint))
+            ]
         return leaves_of_index(self.checkpoint.index, self.checkpoint.__getitem__, names)
 
     def item(self, name: str) -> Any:
@@ -71,7 +74,7 @@ class _Stored:
         return str(self.checkpoint[name].dtype_name)
 
     def read(self, name: str, region: Any) -> NDArray[Any]:
-        return self.checkpoint[name].read(region)  # type: ignore[no-any-return]
+        return self.checkpoint[name].read(region)
 
     def side(self, select: Iterable[str] | None) -> Side:
         return Side({leaf.name: leaf for leaf in self.leaves(select)}, self.checkpoint.index)
