@@ -39,11 +39,8 @@ class SaveFuture(concurrent.futures.Future[CheckpointInfo]):
         self.name = name
         self.staged = False
         self.progress: Event | None = None
-        self._gate = threading.Lock()
-        self._stop = False
-        self._committing = False
         self._asked = False
-        self._thread: threading.Thread | None = None
+        self._control = _Control(self)
 
     def result(self, timeout: float | None = None) -> CheckpointInfo:
         """What was committed, or the error."""
@@ -60,26 +57,36 @@ class SaveFuture(concurrent.futures.Future[CheckpointInfo]):
 
         Waits until one of the two is certain.
         """
-        with self._gate:
-            if self._committing or self.done():
-                return self.cancelled()
-            self._stop = True
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        return self.cancelled()
+        return self._control.stop()
 
-    def unasked(self) -> BaseException | None:
+    def _unasked(self) -> BaseException | None:
         """The error that nobody has asked for, once."""
         if not self.done() or self._asked or self.cancelled():
             return None
-        self._asked = True
-        return super().exception()
+        return self.exception()
 
-    # -- for the thread -------------------------------------------------------------------------
+
+class _Control:
+    """The thread's side of a future: whether it may go on, and the moment from which it must."""
+
+    def __init__(self, future: SaveFuture) -> None:
+        self._future = future
+        self._gate = threading.Lock()
+        self._stop = False
+        self._committing = False
+        self.thread: threading.Thread | None = None
+
+    def stop(self) -> bool:
+        with self._gate:
+            if self._committing or self._future.done():
+                return self._future.cancelled()
+            self._stop = True
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
+        return self._future.cancelled()
 
     def note(self, event: Event) -> None:
-        self.progress = event
+        self._future.progress = event
         if self._stop:
             raise concurrent.futures.CancelledError
 
@@ -90,13 +97,9 @@ class SaveFuture(concurrent.futures.Future[CheckpointInfo]):
                 raise concurrent.futures.CancelledError
             self._committing = True
 
-    def after_commit(self) -> None:
-        with self._gate:
-            self._committing = False
-
     def give_up(self) -> None:
-        concurrent.futures.Future.cancel(self)
-        self.set_running_or_notify_cancel()
+        concurrent.futures.Future.cancel(self._future)
+        self._future.set_running_or_notify_cancel()
 
 
 _arena = Arena()
@@ -125,7 +128,7 @@ def settle(backend: Backend, when_busy: WhenBusy = "wait") -> None:
     with _lock:
         if _in_flight.get(backend.url) is future:
             del _in_flight[backend.url]
-    error = future.unasked()
+    error = future._unasked()
     if error is not None:
         raise error
 
@@ -139,7 +142,7 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
     request = replace(
         request,
         progress=_with_progress(request, future),
-        before_commit=future.before_commit,
+        before_commit=future._control.before_commit,
     )
     prepared = prepare_save(tree, backend, request)
     if isinstance(prepared, CheckpointInfo):
@@ -161,7 +164,7 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
     thread = threading.Thread(
         target=_run, args=(future, prepared, staged), name=f"ckptfmt-save-{request.name}"
     )
-    future._thread = thread
+    future._control.thread = thread
     future.staged = True
     with _lock:
         _in_flight[backend.url] = future
@@ -173,7 +176,7 @@ def _with_progress(request: SaveRequest, future: SaveFuture) -> Callable[[Event]
     call = request.progress if callable(request.progress) else None
 
     def note(event: Event) -> None:
-        future.note(event)
+        future._control.note(event)
         if call is not None:
             call(event)
 
@@ -186,13 +189,12 @@ def _run(future: SaveFuture, prepared: Prepared, staged: Staged | None) -> None:
             compare(prepared.plan, staged)
         info = finish_save(prepared)
     except concurrent.futures.CancelledError:
-        future.give_up()
+        future._control.give_up()
     except BaseException as error:
         future.set_exception(error)
     else:
         future.set_result(info)
     finally:
-        future.after_commit()
         if staged is not None:
             _arena.back()
 
@@ -202,7 +204,7 @@ def _report_at_exit() -> None:
     with _lock:
         futures = list(_in_flight.values())
     for future in futures:
-        error = future.unasked()
+        error = future._unasked()
         if error is not None:
             print(f"ckptfmt: the save of {future.name} failed: {error}", file=sys.stderr)
 

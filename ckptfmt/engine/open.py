@@ -21,13 +21,13 @@ from ckptfmt.engine.catalog import (
     newest_readable,
     read_notes,
 )
+from ckptfmt.engine.leaves import nest, packed_values, parse_leaf_value
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader, read_tensors
-from ckptfmt.engine.select import Matcher, nearest, select_positions
-from ckptfmt.engine.tree import ABSENT, EXTEND, unflatten
+from ckptfmt.engine.select import Matcher, nearest
 from ckptfmt.errors import CorruptError, MissingExtraError, NotFoundError, UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, digest, numpy_dtype, parse_value
+from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, digest, numpy_dtype
 from ckptfmt.format import Index as Document
 from ckptfmt.storage import Backend
 from ckptfmt.types import At, CheckpointInfo, Index, Mode, Plain, Select, VerifyReport
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 _SILENT: Progress = False
-
-
-def parse_leaf_value(data: bytes, name: str) -> Any:
-    """A plain value from its packed bytes; kinds of frameworks and registered types included."""
-    return parse_value(data, EXTEND, where=name)
 
 
 def open_checkpoint(backend: Backend, at: At | None = None) -> Checkpoint:
@@ -150,20 +145,7 @@ class Checkpoint(Mapping[str, Any]):
             return StoredTensor(self, tree.leaf_names[position], row)
         if kind == LEAF_VALUE:
             return parse_leaf_value(tree.values[row], tree.leaf_names[position])
-        return self.packed_values([position])[position]
-
-    def packed_values(self, positions: Sequence[int], *, verify: bool = True) -> dict[int, Any]:
-        """Long values, which are stored as tensors of their packed bytes."""
-        tree = self.index.tree
-        rows = {p: int(tree.leaf_rows[p]) for p in positions}
-        with Reporter(_SILENT, "read", 0) as reporter:
-            arrays = read_tensors(
-                self.backend, self.index, list(rows.values()), verify=verify, reporter=reporter
-            )
-        return {
-            p: parse_leaf_value(arrays[row].tobytes(), tree.leaf_names[p])
-            for p, row in rows.items()
-        }
+        return packed_values(self.backend, self.index, [position])[position]
 
     def names(self, select: Select = "**") -> list[str]:
         """Leaf names, in order. A pattern that matches nothing gives none."""
@@ -180,33 +162,10 @@ class Checkpoint(Mapping[str, Any]):
                 made.setdefault(int(row), []).append(name)
         return list(made.values())
 
-    def positions(self, names: Select | None) -> list[int]:
-        """Positions of the selected leaves. NotFoundError if a pattern matches nothing."""
-        return select_positions(self.index.tree.leaf_names, names, repr(self))
-
-    def containers(self) -> dict[str, tuple[str, bytes]]:
-        """Name -> (kind, packed argument) of every container that is no plain dict."""
-        tree = self.index.tree
-        rows = zip(tree.container_names, tree.container_kinds, tree.container_arguments)
-        return {name: (kind, argument) for name, kind, argument in rows}
-
-    def nest(
-        self, positions: Sequence[int], leaves: Sequence[Any], *, partial: bool = False
-    ) -> Any:
-        """Leaves back into the tree that was saved; `partial` where some are left out."""
-        names = self.index.tree.leaf_names
-        if partial:
-            # What was not selected is marked, so that a list that lost its end is seen to have.
-            every: list[Any] = [ABSENT] * len(names)
-            for position, leaf in zip(positions, leaves):
-                every[position] = leaf
-            leaves = every
-        return unflatten(names, leaves, self.containers(), partial=partial)
-
     def tree(self) -> Any:
         """Containers and plain values, a `StoredTensor` for each tensor: no tensor's data is read."""
-        positions = self.positions(None)
-        return self.nest(positions, [self._leaf(p) for p in positions])
+        positions = range(len(self))
+        return nest(self.index, positions, [self._leaf(p) for p in positions])
 
     def load(
         self,
@@ -229,10 +188,6 @@ class Checkpoint(Mapping[str, Any]):
         return load_tree(
             self, names=names, mode=mode, verify=verify, max_nbytes=max_nbytes, progress=progress
         )
-
-    def values(self) -> Any:
-        """The mapping's values, in order."""
-        return [self._leaf(p) for p in range(len(self))]
 
     def read(self, regions: Mapping[str, Index]) -> dict[str, NDArray[Any]]:
         """Boxes of many tensors, their requests joined: leaf name -> NumPy index -> array.
@@ -257,6 +212,8 @@ class StoredTensor:
         dtype: NumPy dtype that `read` gives.
         nbytes: Raw bytes (types under 8 bits packed).
     """
+
+    name: str
 
     def __init__(self, checkpoint: Checkpoint, name: str, row: int) -> None:
         self._checkpoint, self.name, self.row = checkpoint, name, row

@@ -14,14 +14,15 @@ from ckptfmt.engine.adapter import StoredLeaf, Target, TensorSource
 from ckptfmt.engine.bind import Comparison, Staged, make_target, maker_of
 from ckptfmt.engine.cast import cast_array
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
+from ckptfmt.engine.leaves import attributes_by_row, nest, parse_leaf_value
 from ckptfmt.engine.lineage import remember
-from ckptfmt.engine.open import Checkpoint, parse_leaf_value
+from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import read_tensors
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves
 from ckptfmt.engine.report import make_report, raise_mismatches
-from ckptfmt.engine.select import Matcher
-from ckptfmt.engine.source import CheckpointSource, Source, TreeSource, leaf_attributes
+from ckptfmt.engine.select import Matcher, select_positions
+from ckptfmt.engine.source import CheckpointSource, Source, TreeSource
 from ckptfmt.engine.tree import find_peers, walk
 from ckptfmt.errors import PartialRestoreError, UsageError
 from ckptfmt.events import Progress
@@ -66,7 +67,7 @@ def load_tree(
     `convert` makes another framework's tensor of each; tied leaves come with one array.
     """
     tree, info = checkpoint.index.tree, checkpoint.info
-    positions = checkpoint.positions(names)
+    positions = select_positions(tree.leaf_names, names, repr(checkpoint))
     kinds = tree.leaf_kinds[positions] if positions else tree.leaf_kinds[:0]
     rows = tree.leaf_rows[positions] if positions else tree.leaf_rows[:0]
     wanted = np.unique(rows[kinds != LEAF_VALUE])
@@ -82,7 +83,7 @@ def load_tree(
             reporter=reporter,
         )
     _as_objects(checkpoint, arrays)
-    attributes = leaf_attributes(tree.leaf_attributes, tree.leaf_names) if convert else {}
+    attributes = attributes_by_row(tree.leaf_attributes, tree.leaf_names) if convert else {}
     leaves: list[Any] = []
     for position, kind, row in zip(positions, kinds.tolist(), rows.tolist()):
         if kind == LEAF_TENSOR and convert is not None:
@@ -95,7 +96,7 @@ def load_tree(
         else:
             data = tree.values[row] if kind == LEAF_VALUE else arrays[row].tobytes()
             leaves.append(parse_leaf_value(data, tree.leaf_names[position]))
-    return checkpoint.nest(positions, leaves, partial=names is not None)
+    return nest(checkpoint.index, positions, leaves, partial=names is not None)
 
 
 def _as_objects(checkpoint: Checkpoint, arrays: dict[int, Array]) -> None:

@@ -9,14 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import StoredLeaf
-from ckptfmt.engine.open import Checkpoint, parse_leaf_value
+from ckptfmt.engine.leaves import (
+    attributes_by_row,
+    containers_of,
+    packed_values,
+    parse_leaf_value,
+)
+from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import read_tensors
 from ckptfmt.engine.select import select_positions
 from ckptfmt.engine.tree import FlatTree, flatten
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, Attribute
+from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE
 from ckptfmt.types import CheckpointInfo, Mode, Select
 
 Array = NDArray[Any]
@@ -51,10 +57,10 @@ class CheckpointSource:
 
     def leaves(self, names: Select | None) -> list[StoredLeaf]:
         checkpoint, tree = self.checkpoint, self.checkpoint.index.tree
-        positions = checkpoint.positions(names)
+        positions = select_positions(tree.leaf_names, names, repr(checkpoint))
         packed = [p for p in positions if tree.leaf_kinds[p] == LEAF_PACKED]
-        values = checkpoint.packed_values(packed) if packed else {}
-        attributes = leaf_attributes(tree.leaf_attributes, tree.leaf_names)
+        values = packed_values(checkpoint.backend, checkpoint.index, packed) if packed else {}
+        attributes = attributes_by_row(tree.leaf_attributes, tree.leaf_names)
         made = []
         for position in positions:
             name, row = tree.leaf_names[position], int(tree.leaf_rows[position])
@@ -98,23 +104,12 @@ class CheckpointSource:
         return tree.chunk_digests[int(at[first]) : int(at[last])].tobytes()
 
     def containers(self) -> dict[str, tuple[str, bytes]]:
-        return self.checkpoint.containers()
+        return containers_of(self.checkpoint.index)
 
     def container_attributes(self) -> dict[str, dict[str, Any]]:
         tree = self.checkpoint.index.tree
-        found = leaf_attributes(tree.container_attributes, tree.container_names)
+        found = attributes_by_row(tree.container_attributes, tree.container_names)
         return {tree.container_names[position]: made for position, made in found.items()}
-
-
-def leaf_attributes(
-    table: Mapping[str, Attribute], names: Sequence[str]
-) -> dict[int, dict[str, Any]]:
-    """Leaf position -> its attributes, for leaves that have any."""
-    made: dict[int, dict[str, Any]] = {}
-    for key, attribute in table.items():
-        for position, value in zip(attribute.rows.tolist(), attribute.values):
-            made.setdefault(position, {})[key] = parse_leaf_value(value, names[position])
-    return made
 
 
 class TreeSource:

@@ -25,7 +25,7 @@ from ckptfmt.format.datafile import (
     parse_head,
     parse_table,
 )
-from ckptfmt.format.digest import DIGEST_NBYTES, digest, digest_function
+from ckptfmt.format.digests import DIGEST_NBYTES, digest, digest_function
 from ckptfmt.format.dtypes import (
     Dtype,
     dtype_named,

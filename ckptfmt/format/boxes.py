@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ckptfmt.format.columns import Column, corrupt, starts
-from ckptfmt.format.digest import digest
+from ckptfmt.format.digests import digest
 from ckptfmt.format.limits import INT63_MAX, NDIM_MAX
 
 _PRIME = np.uint64((1 << 31) - 1)

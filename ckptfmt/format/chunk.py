@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from ckptfmt.format.codecs import RAW, Pipeline, decode, encode
 from ckptfmt.format.columns import corrupt
-from ckptfmt.format.digest import digest
+from ckptfmt.format.digests import digest
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

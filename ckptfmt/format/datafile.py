@@ -32,7 +32,7 @@ from ckptfmt.format.columns import (
     parse_map,
     starts,
 )
-from ckptfmt.format.digest import ALGORITHM_CODES, DIGEST_NBYTES, algorithm_name, digest
+from ckptfmt.format.digests import ALGORITHM_CODES, DIGEST_NBYTES, algorithm_name, digest
 from ckptfmt.format.dtypes import Dtype
 from ckptfmt.format.limits import (
     ALIGN_NBYTES,
@@ -43,7 +43,7 @@ from ckptfmt.format.limits import (
     MINOR,
     SECTIONS_NBYTES_MAX,
 )
-from ckptfmt.format.placement import pack_pipelines, parse_pipelines
+from ckptfmt.format.placement import check_raw_digests, pack_pipelines, parse_pipelines
 from ckptfmt.format.tree_parse import parse_dtypes
 
 MAGIC = bytes.fromhex("89434B440D0A1A00")
@@ -295,6 +295,9 @@ def _check_chunks(table: DataTable, footer: Footer) -> None:
     )
     if table.stored_digests is not None:
         check_rows(where, count, stored_digest=table.stored_digests)
+        check_raw_digests(
+            table.chunk_codecs, table.stored_digests, table.chunk_digests, f"{where}.stored_digest"
+        )
     elif table.chunk_codecs.any():
         corrupt("stored digests are missing", "section-entry", f"{where}.stored_digest")
     raw, stored, codecs = table.chunk_raw, table.chunk_stored, table.chunk_codecs

@@ -17,7 +17,7 @@ import zstandard
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
 from ckptfmt.format.codecs import decode
 from ckptfmt.format.columns import corrupt, get_list, get_map, get_scalar, pack_map, parse_map
-from ckptfmt.format.digest import ALGORITHM_CODES, DIGEST_NBYTES, algorithm_name, digest
+from ckptfmt.format.digests import ALGORITHM_CODES, DIGEST_NBYTES, algorithm_name, digest
 from ckptfmt.format.limits import (
     INT63_MAX,
     MAJOR,

@@ -23,7 +23,7 @@ from ckptfmt.format.columns import (
     pack_map,
     parse_map,
 )
-from ckptfmt.format.digest import DIGEST_NBYTES
+from ckptfmt.format.digests import DIGEST_NBYTES
 from ckptfmt.format.limits import (
     ALIGN_NBYTES,
     BLOCK_NBYTES,
@@ -105,7 +105,7 @@ def parse_pipelines(value: object, where: str) -> tuple[Pipeline, ...]:
     for pipeline in value:
         good = (
             isinstance(pipeline, list)
-            and len(pipeline) <= PIPELINE_LENGTH_MAX
+            and bool(made) <= len(pipeline) <= PIPELINE_LENGTH_MAX  # only the first is raw
             and all(
                 isinstance(stage, list) and stage and type(stage[0]) is str for stage in pipeline
             )
@@ -120,6 +120,12 @@ def parse_pipelines(value: object, where: str) -> tuple[Pipeline, ...]:
             )
         made.append(tuple(tuple(stage) for stage in pipeline))
     return tuple(made)
+
+
+def check_raw_digests(codecs: Column, stored: Column, raw: Column, where: str) -> None:
+    """A raw chunk's stored digest is its raw digest: readers check its bytes against one of them."""
+    good = (codecs != 0) | (stored == raw).all(axis=1)
+    check_all(good, "raw chunk of two digests", "chunk-digest", where, codecs)
 
 
 def parse_placement(
@@ -153,6 +159,9 @@ def parse_placement(
     )
     if placement.digests is not None:
         check_rows(where, count, digest=placement.digests)
+        check_raw_digests(
+            placement.codecs, placement.digests, tree.chunk_digests, f"{where}.digest"
+        )
     elif placement.codecs.any():
         corrupt("stored digests are missing", "section-entry", f"{where}.digest")
     check_ranges(placement, tree.chunk_raw, files.nbytes, where)

@@ -20,7 +20,7 @@ from ckptfmt.format.columns import (
     get_map,
     parse_map,
 )
-from ckptfmt.format.digest import DIGEST_NBYTES
+from ckptfmt.format.digests import DIGEST_NBYTES
 from ckptfmt.format.dtypes import Dtype, check_dtype
 from ckptfmt.format.tree_rules import check_tree
 from ckptfmt.format.tree_section import Attribute, TreeSection

@@ -8,6 +8,7 @@ from ckptfmt.errors import CorruptError
 
 LEVEL_DEFAULT = 1
 """On noise-like weights higher levels cost half the speed and compress no better."""
+_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class Zstd:
@@ -26,6 +27,16 @@ class Zstd:
     def decode(self, buffer: bytes | bytearray | memoryview, raw_nbytes: int, where: str) -> bytes:
         """The declared size is compared first: `max_output_size` does not stop a frame that states
         its size, so a bomb would be expanded before any check of the result."""
+        if bytes(buffer[:4]) != _MAGIC:
+            # A skippable frame would be skipped, and has a "content size" of its own.
+            raise CorruptError(
+                "not a zstd frame",
+                reason="zstd-frame",
+                where=where,
+                expected=_MAGIC.hex(),
+                found=bytes(buffer[:4]).hex(),
+                do='restore another step or run "ckptfmt verify"',
+            )
         try:
             parameters = zstandard.get_frame_parameters(buffer)
             declared = parameters.content_size
