@@ -83,7 +83,13 @@ class Comparison(Protocol):
         """Attributes of the stored container at a name; empty where there is none."""
 
     def tensor(
-        self, name: str, dtype: str, shape: Sequence[int], *, source: str | None = None, rule: str = ""
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        *,
+        source: str | None = None,
+        rule: str = "",
     ) -> bool:
         """Ask for a tensor leaf; True if it is there and fits (or may be cast).
 
@@ -160,6 +166,10 @@ class Adapter(Protocol):
 
     def unpack_value(self, tag: str, payload: Any) -> object:
         """The reverse, for tags that begin with this adapter's root module and a dot."""
+
+    def tensor(self, array: NDArray[Any], attributes: Mapping[str, object]) -> object:
+        """A new tensor with these values, on the host: for the state of an object that had this
+        framework's tensors. `attributes` are the leaf's."""
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
         """A new tensor of `like`'s class, device and sharding with these values (`load(like=)`)."""

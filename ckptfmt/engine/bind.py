@@ -27,7 +27,7 @@ from ckptfmt.engine.adapter import (
 from ckptfmt.engine.adapter import (
     Staged as StagedProtocol,
 )
-from ckptfmt.engine.dispatch import adapter_of, array_source, tensor_source
+from ckptfmt.engine.dispatch import ADAPTERS, adapter_of, array_source, load_adapter, tensor_source
 from ckptfmt.engine.rng import (
     generator_kind,
     generator_state,
@@ -36,7 +36,7 @@ from ckptfmt.engine.rng import (
     state_kind,
 )
 from ckptfmt.engine.source import TreeSource
-from ckptfmt.engine.tree import Visit, capture, flatten, unflatten
+from ckptfmt.engine.tree import FRAMEWORK, Visit, capture, flatten, unflatten
 from ckptfmt.errors import UsageError
 from ckptfmt.types import Mismatch
 
@@ -370,16 +370,20 @@ class StatefulTarget:
         self._load = obj.load_state_dict if hasattr(obj, "load_state_dict") else obj.set_state
         self._old: Any = None
         self._bound = False
+        self._stored: Mapping[str, StoredLeaf] = {}
 
     def compare(self, comparison: ComparisonProtocol) -> None:
         comparison.subtree(self.name)
+        self._stored = comparison.stored(self.name)
 
     def bind(self, staged: StagedProtocol) -> None:
         if self.name not in staged:
             return
         current = capture(self._obj, self.name, self._peers).tree
         self._old = copy.deepcopy(current)
-        state = as_own_tensors(staged.subtree(self.name), current)
+        below = len(self.name) + 1 if self.name else 0
+        stored = {name[below:]: leaf for name, leaf in self._stored.items()}
+        state = as_own_tensors(staged.subtree(self.name), current, stored)
         self._bound = True
         self._load(state)
 
@@ -388,19 +392,23 @@ class StatefulTarget:
             self._load(self._old)
 
 
-def as_own_tensors(state: Any, current: Any) -> Any:
-    """Arrays of a loaded state as tensors of the kind that the object's current state has there.
+def as_own_tensors(state: Any, current: Any, stored: Mapping[str, StoredLeaf]) -> Any:
+    """Arrays of a loaded state as the tensors that the object had.
 
-    A leaf that the current state lacks becomes a tensor like the first one it has; NumPy else.
+    Like those of its current state where it has one of that name; else of the framework that the
+    leaf was saved from; else, where nothing was recorded, like the first one of the current state.
     """
     flat = flatten(current)
     makers: dict[str, Callable[[Array], Any]] = {}
     for name, kind, row in zip(flat.names, flat.kinds, flat.rows):
         if kind == 0 and flat.tensors[row].keep is not None:
             makers[name] = maker_of(flat.tensors[row].keep)
-    if not makers:
+    recorded = {
+        name: leaf for name, leaf in stored.items() if leaf.attributes.get(FRAMEWORK) in ADAPTERS
+    }
+    if not makers and not recorded:
         return state
-    default = next(iter(makers.values()))
+    default = None if recorded else next(iter(makers.values()))
     new = flatten(state)
     leaves: list[Any] = []
     arrays: dict[int, Any] = {}
@@ -409,11 +417,19 @@ def as_own_tensors(state: Any, current: Any) -> Any:
         if leaf.dtype:
             if leaf.tensor not in arrays:
                 array = new.tensors[leaf.tensor].fetch()
-                arrays[leaf.tensor] = makers.get(leaf.name, default)(array)
+                maker = makers.get(leaf.name, default)
+                if leaf.name in recorded and maker is default:
+                    maker = _maker_of_framework(recorded[leaf.name])
+                arrays[leaf.tensor] = array if maker is None else maker(array)
             leaves.append(arrays[leaf.tensor])
         else:
             leaves.append(leaf.value)
     return unflatten(new.names, leaves, source.containers())
+
+
+def _maker_of_framework(leaf: StoredLeaf) -> Callable[[Array], Any]:
+    adapter = load_adapter(str(leaf.attributes[FRAMEWORK]))
+    return lambda array: adapter.tensor(array, leaf.attributes)
 
 
 def maker_of(like: Any) -> Callable[[Array], Any]:

@@ -54,6 +54,13 @@ def adapter_of(obj: object) -> Adapter | None:
         return made
 
 
+def framework_of(obj: object) -> str:
+    """The root module under which the adapter of an object stands in the table, or ""."""
+    if adapter_of(obj) is None:
+        return ""
+    return next(root for root in map(_root, type(obj).__mro__) if root in ADAPTERS)
+
+
 def _find_adapter(kind: type) -> Adapter | None:
     for cls in kind.__mro__:
         root = _root(cls)
@@ -148,6 +155,12 @@ def is_stateful(obj: object) -> bool:
         (callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"))
         or (callable(getattr(kind, "get_state", None)) and hasattr(kind, "set_state"))
     )
+
+
+def is_adapted(obj: object) -> bool:
+    """True if an adapter gives and takes the state of this object."""
+    adapter = adapter_of(obj)
+    return adapter is not None and adapter.kind(obj) == "stateful"
 
 
 def capture(obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:

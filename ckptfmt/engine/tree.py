@@ -21,6 +21,8 @@ from ckptfmt.engine.dispatch import (
     adapter_of,
     array_source,
     capture,
+    framework_of,
+    is_adapted,
     is_stateful,
     object_kind,
     tensor_source,
@@ -70,6 +72,8 @@ __all__ = [
 ]
 
 LEAF_TENSOR, LEAF_VALUE, LEAF_PACKED = 0, 1, 2
+FRAMEWORK = "ckptfmt.framework"
+"""Attribute of a tensor in the state of an object that no adapter knows: whose tensor it was."""
 _NIL = pack_value(None)
 
 
@@ -115,7 +119,17 @@ def flatten(tree: object) -> FlatTree:
 class _Flattener:
     """Walks a tree once. Its columns grow in depth-first order."""
 
-    __slots__ = ("_active", "_by_identity", "_keep", "_marks", "_memo", "_peers", "_root", "flat")
+    __slots__ = (
+        "_active",
+        "_by_identity",
+        "_keep",
+        "_marks",
+        "_memo",
+        "_own",
+        "_peers",
+        "_root",
+        "flat",
+    )
 
     def __init__(self, root: object) -> None:
         self.flat = FlatTree()
@@ -126,6 +140,7 @@ class _Flattener:
         self._active: set[int] = set()
         self._keep: list[object] = []
         self._marks: dict[str, Mapping[str, object]] = {}
+        self._own = False  # within the state of an object that no adapter knows
 
     def node(self, obj: object, name: str, depth: int) -> None:
         """Any object: the slow way; `_mapping` short-cuts arrays and scalars."""
@@ -189,8 +204,12 @@ class _Flattener:
             row = self._by_identity.setdefault(identity, row)
         if row == len(tensors):
             tensors.append(source)
-        if source.attributes:
-            self._attributes(self.flat.attributes, len(self.flat.names), source.attributes, name)
+        attributes = source.attributes
+        if self._own and framework_of(obj):
+            # The object must get this framework's tensors again, also where it is fresh and empty.
+            attributes = {**attributes, FRAMEWORK: framework_of(obj)}
+        if attributes:
+            self._attributes(self.flat.attributes, len(self.flat.names), attributes, name)
         self._leaf(name, LEAF_TENSOR, row)
 
     # -- containers
@@ -303,7 +322,9 @@ class _Flattener:
         self._keep.append(captured)
         for below, attributes in captured.attributes.items():
             self._marks[join_name(name, below) if below else name] = attributes
+        outer, self._own = self._own, not is_adapted(obj)
         self.node(captured.tree, name, depth + 1)
+        self._own = outer
         self._active.discard(id(obj))
 
     # -- attributes

@@ -23,6 +23,7 @@ from ckptfmt.tensorflow.tensors import (
     is_tensor,
     is_variable,
     make_like,
+    make_tensor,
     source_of,
 )
 from ckptfmt.tensorflow.trackables import is_stateful, refuse_own_format
@@ -88,6 +89,9 @@ class TensorFlowAdapter:
             found=tag[:80],
             do="upgrade ckptfmt",
         )
+
+    def tensor(self, array: NDArray[Any], attributes: Mapping[str, object]) -> object:
+        return make_tensor(array)
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
         return make_like(like, array)

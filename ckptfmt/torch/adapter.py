@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,9 @@ class TorchAdapter:
             found=repr(payload)[:80],
             do="load it with the torch release that saved it",
         )
+
+    def tensor(self, array: NDArray[Any], attributes: Mapping[str, object]) -> object:
+        return tensors.from_array(array, attributes)
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
         return tensors.make_like(like, array)

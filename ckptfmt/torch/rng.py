@@ -110,17 +110,22 @@ def _checked(state: Mapping[str, Any]) -> None:
             np.random.RandomState().set_state(_numpy_form(state["numpy"]))
         if "torch" in state:
             torch.Generator(device="cpu").set_state(_byte_tensor(state["torch"]))
-        for device in state.get("cuda", {}):
-            if not torch.cuda.is_available() or int(device) >= torch.cuda.device_count():
-                raise ValueError(f"no CUDA device {device}")
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise MismatchError(
-            "not the state of these generators",
-            reason="torch-rng",
-            expected="what load returned for an rng_state()",
-            found=f"{type(error).__name__}: {error}",
-            do="restore the checkpoint that it came from again",
-        ) from error
+        raise _refusal(f"{type(error).__name__}: {error}") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device in state.get("cuda", {}):
+        if not str(device).isdigit() or int(device) >= count:
+            raise _refusal(f"CUDA device {device} of {count}")
+
+
+def _refusal(found: str) -> MismatchError:
+    return MismatchError(
+        "not the state of these generators",
+        reason="torch-rng",
+        expected="what load returned for an rng_state()",
+        found=found,
+        do="restore the checkpoint that it came from again",
+    )
 
 
 def capture(rng: RngState) -> Captured:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -200,6 +201,38 @@ def test_a_users_object_gets_torch_tensors_again(tmp_path: Path) -> None:
     assert target.count == 3
     for key, value in saved.shadow.items():
         assert torch.equal(target.shadow[key], value)
+
+
+class Lazy:
+    """Keeps tensors that it has not got when it is new, and NumPy arrays beside them."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_a_fresh_object_without_tensors_gets_the_kinds_that_were_saved(tmp_path: Path) -> None:
+    saved, target = Lazy(), Lazy()
+    image = torch.randn(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+    saved.state = {
+        "t": [torch.arange(3), {"h": torch.ones(2, dtype=torch.bfloat16)}],
+        "n": np.arange(2),
+        "image": image,
+        "x": 1,
+    }
+    ckt.save({"lazy": saved}, tmp_path / "s")
+    ckt.restore({"lazy": target}, tmp_path / "s")
+    assert torch.equal(target.state["t"][0], torch.arange(3))
+    assert target.state["t"][1]["h"].dtype == torch.bfloat16
+    assert isinstance(target.state["n"], np.ndarray)
+    assert torch.equal(target.state["image"], image)
+    assert target.state["image"].stride() == image.stride()
+    assert target.state["x"] == 1
 
 
 def test_swa_models_and_their_scheduler_are_restored(tmp_path: Path) -> None:
