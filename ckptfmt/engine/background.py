@@ -34,11 +34,15 @@ class SaveFuture(concurrent.futures.Future[CheckpointInfo]):
         progress: The last event, or None.
     """
 
+    name: str
+    staged: bool
+    progress: Event | None
+
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
         self.staged = False
-        self.progress: Event | None = None
+        self.progress = None
         self._asked = False
         self._control = _Control(self)
 

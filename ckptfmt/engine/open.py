@@ -95,6 +95,8 @@ class Checkpoint(Mapping[str, Any]):
     A context manager; what it returned outlives `close()`.
     """
 
+    info: CheckpointInfo
+
     def __init__(self, backend: Backend, index: Document, info: CheckpointInfo) -> None:
         self.backend, self.index, self.info = backend, index, info
 

@@ -63,6 +63,7 @@ from ckptfmt.errors import (
 from ckptfmt.events import Progress
 from ckptfmt.format import (
     FILE_NBYTES_TARGET_REMOTE,
+    LEAF_PACKED,
     About,
     FilesSection,
     Index,
@@ -344,7 +345,7 @@ def _about(backend: Backend, plan: SavePlan, request: SaveRequest, ids: tuple[st
         metrics=request.metrics,
         metadata=request.metadata,
         nbytes=int(plan.tree.region_nbytes.sum()),
-        tensors=len(plan.tree.tensor_dtypes),
+        tensors=len(plan.tree.tensor_dtypes) - int((plan.tree.leaf_kinds == LEAF_PACKED).sum()),
     )
 
 
