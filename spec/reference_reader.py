@@ -171,6 +171,7 @@ def pipelines_of(table: dict[str, Any], where: str) -> list[list[list[Any]]]:
         and 1 <= len(found) <= 256
         and found[0] == []
         and all(isinstance(p, list) and len(p) <= 4 for p in found)
+        and all(found[1:])
         and all(isinstance(s, list) and s and type(s[0]) is str for p in found for s in p)
         and all(type(item) in (str, int) for p in found for s in p for item in s)
     )
@@ -293,7 +294,7 @@ def unescape(text: str) -> str:
 
 def parse_part(part: str) -> Any:
     """The dict key of a part (3.1)."""
-    need(part, "corrupt-name", "empty part")
+    need(part and "/" not in part, "corrupt-name", ascii(part))
     if part == "~2":
         return ""
     return parse_key_text(unescape(part[2:]), 0) if part.startswith("~3") else unescape(part)
@@ -409,7 +410,8 @@ def open_tag(tag: str, payload: Any, level: int) -> Any:
         return tuple(items(payload))
     if tag in ("set", "frozenset"):
         found = (set if tag == "set" else frozenset)(items(payload))
-        check(len(found) == len(payload))
+        packed = [msgpack.packb(item) for item in payload]
+        check(len(found) == len(payload) and packed == sorted(packed))
         return found
     if tag in ("dict", "odict"):
         return (OrderedDict if tag == "odict" else dict)(pairs(payload))
@@ -489,7 +491,8 @@ def check_zone(microseconds: int, name: str | None) -> None:
 
 
 def factory(name: Any) -> Any:
-    need(name is None or name in FACTORIES, "corrupt-value", "factory")
+    good = name is None or (type(name) is str and name in FACTORIES)
+    need(good, "corrupt-value", "factory")
     return FACTORIES.get(name)
 
 
@@ -803,6 +806,8 @@ def parse_placement(index: Index, data: bytes, size: int) -> None:
     need(all(c < len(index.pipelines) for c in codec), "corrupt-column-range", f"{where}.codec")
     need(all(f < len(index.files) for f in file), "corrupt-column-range", f"{where}.file")
     need(len(set(file)) == len(index.files), "corrupt-column-range", "a file that is not used")
+    for c, own, chunk in zip(codec, stored_digests, chunks):
+        need(c or own == chunk.digest, "corrupt-chunk-digest", "a raw chunk of two digests")
     seen: dict[tuple[int, int], Chunk] = {}
     for chunk, *row in zip(chunks, file, offset, stored, codec, stored_digests):
         chunk.file, chunk.offset, chunk.stored, chunk.codec, chunk.stored_digest = row
@@ -832,6 +837,7 @@ def build_tree(index: Index, leaf: Any) -> Any:
     if [name for name, _, _ in index.leaves] == [""]:
         need(not index.containers, "corrupt-structure", "a container without a leaf")
         return leaf(*index.leaves[0][1:])
+    need(index.leaves, "corrupt-structure", "no leaf")
     need("" not in {name for name, _, _ in index.leaves}, "corrupt-structure", "root and leaves")
     root = _Node()
     nodes: list[tuple[_Node | None, str, _Node]] = [(None, "", root)]
@@ -864,7 +870,7 @@ def build_tree(index: Index, leaf: Any) -> Any:
 def build_container(kind: str, argument: Any, children: dict[str, Any]) -> Any:
     if kind == "type":
         good = type(argument) is list and len(argument) == 3 and type(argument[0]) is str
-        need(good, "corrupt-value", "argument of a type")
+        need(good and argument[1] != "type", "corrupt-value", "argument of a type")
         return Tagged("type", [argument[0], build_container(argument[1], argument[2], children)])
     if kind in ("list", "tuple", "namedtuple"):
         positions = [str(i) for i in range(len(children))]
@@ -975,6 +981,8 @@ def parse_table(data: bytes, file_id: str, algorithm: str, size: int, at: int) -
         stored_digests = raw_digests
     need(all(c < len(pipelines) for c in codec), "corrupt-column-range", "$.chunks.codec")
     need(all(s < 1 << 63 for s in start), "corrupt-chunk-range", "$.chunks.start")
+    for c, own, raw_digest in zip(codec, stored_digests, raw_digests):
+        need(c or own == raw_digest, "corrupt-chunk-digest", "a raw chunk of two digests")
     for n, s, c in zip(raw, stored, codec):
         good = 1 <= n <= 1 << 30 and s >= 1 and (c or s == n)
         need(good, "corrupt-chunk-length", "$.chunks")

@@ -1326,6 +1326,9 @@ def placements_rejected() -> None:
         at("placement.offset[2]", offset))  # fmt: skip
     bad("stored-raw", "corrupt-chunk-length", "a raw chunk stored in 23 of 24 bytes", "M07-27",
         at("placement.stored[0]", 23))  # fmt: skip
+    digests = draft.tree["chunks"]["digest"]
+    bad("raw-digest", "corrupt-chunk-digest", "a raw chunk with another stored digest", "M06-13",
+        at("placement.digest", flip(digests, 16)))  # fmt: skip
     zstd = [[], [["zstd"]]]
     bad("no-stored-digest", "corrupt-section-entry", "zstd without stored digests", "M07-29",
         at("placement.pipelines", zstd), at("placement.codec[0]", 1))  # fmt: skip
@@ -1334,6 +1337,7 @@ def placements_rejected() -> None:
         ("pipeline-none", [], "no pipeline"),
         ("pipeline-long", [[], [["zstd"]] * 5], "five stages"),
         ("pipeline-many", [[]] * 257, "257 pipelines"),
+        ("pipeline-empty", [[], []], "a second raw pipeline"),
         ("pipeline-type", [[], [[1]]], "a stage without a name"),
     ):
         bad(name, "corrupt-pipeline", why, "M06-8", at("placement.pipelines", pipelines))
@@ -1350,6 +1354,7 @@ def structures_rejected() -> None:
 
     shape, wrong = "corrupt-structure", "corrupt-name"
     listed = {"containers": [("l", "list", None)]}
+    bad("empty", [], shape, "no leaf", "M03-19")
     bad("leaf-above", [("a", one), ("a/b", none)], shape, "a leaf above a leaf", "M03-6")
     bad("leaf-below", [("a/b", one), ("a", none)], shape, "a leaf above a leaf, later", "M03-6")
     bad("root-above", [("", one), ("a", none)], shape, "the root and a child", "M03-6")
@@ -1418,6 +1423,7 @@ def values_rejected() -> None:
         ("tuple", ext("tuple", 1), value, "a tuple that is 1"),
         ("set-twice", ext("set", [1, 1]), value, "an item twice"),
         ("set-list", ext("set", [[]]), value, "a list in a set"),
+        ("set-order", ext("set", [2, 1]), value, "items that descend"),
         ("dict-flat", ext("dict", [1, 2]), value, "no pairs"),
         ("dict-twice", ext("dict", [[1, 2], [1, 3]]), value, "a key twice"),
         ("dict-list-key", ext("dict", [[[], 1]]), value, "a list as key"),
@@ -1562,6 +1568,8 @@ def data_files_rejected() -> None:
     table_bent("no-column", "corrupt-section-entry", "no offsets", "M05-7", removed("chunks", "offset"))
     table_bent("codec-row", "corrupt-section-entry", "zstd without stored digests", "M05-9",
                row("chunks", "codec", 0, 1))  # fmt: skip
+    table_bent("raw-digest", "corrupt-chunk-digest", "a raw chunk with two digests", "M06-13",
+               lambda made: made["chunks"].update(stored_digest=bytes(96)))  # fmt: skip
     table_bent("pipelines", "corrupt-pipeline", "no pipelines", "M06-8",
                lambda made: made.pop("pipelines"))  # fmt: skip
     bad("table-nil", fresh().finish(b"\xc0")[1], "corrupt-msgpack", "a table that is nil", "M05-7")

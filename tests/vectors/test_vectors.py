@@ -81,8 +81,8 @@ def check_data_file(data: bytes) -> None:
             table.pipelines[int(table.chunk_codecs[row])],
             int(table.chunk_raw[row]),
             (table.stored_digest(row), table.chunk_digests[row].tobytes()),
-            algorithm,
-            "chunk",
+            algorithm=algorithm,
+            where="chunk",
         )
 
 
