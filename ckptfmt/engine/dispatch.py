@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 from collections.abc import Hashable, Sequence
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -85,6 +84,8 @@ def _read_entry_points() -> bool:
     if _entry_points_read:
         return False
     _entry_points_read = True
+    from importlib import metadata  # pulls in the email package: not at every start
+
     new = {
         point.name: (point.value, point.name)
         for point in metadata.entry_points(group=ENTRY_POINTS)

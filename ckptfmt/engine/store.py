@@ -43,6 +43,8 @@ class Store:
     Making one touches nothing. `url` is where it is.
     """
 
+    url: str
+
     def __init__(
         self,
         url: StrPath,
