@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from minilm import MiniLM, Tokenizer, model_folder, neighbours
 from torch.nn import functional as F
@@ -104,7 +106,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=4, help="save after this many steps")
     options = parser.parse_args()
 
-    torch.manual_seed(SEED)
+    # Only torch's generator is used here; rng_state() keeps all three, and so all three are set.
+    for set_seed in (random.seed, np.random.seed, torch.manual_seed):
+        set_seed(SEED)
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     tokenizer = Tokenizer(model_folder() / "vocab.txt")
