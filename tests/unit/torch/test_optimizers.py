@@ -257,6 +257,59 @@ def test_an_optimizer_with_a_form_of_its_own_is_refused_with_the_cure(tmp_path: 
     assert not (tmp_path / "s" / "checkpoints").exists()
 
 
+def test_a_part_of_the_whole_state_leaves_the_rest_alone(
+    frozen: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    saved = {"model": model, "opt": optimizer, "rng": ckt.rng_state()}
+    ckt.save(saved, tmp_path / "s")
+    other = stepped(target, torch.optim.Adam(target.parameters(), lr=0.3))
+    state = {"model": target, "opt": other, "rng": ckt.rng_state()}
+    before, generator = frozen(other), torch.get_rng_state()
+    report = ckt.restore(state, tmp_path / "s", names="model")
+    assert {name.partition("/")[0] for name in report.matched} == {"model"}
+    assert not report.missing
+    assert frozen(other) == before
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch.equal(target[0].weight, model[0].weight)
+
+
+def test_a_hyper_parameter_that_an_old_checkpoint_lacks_can_be_allowed(tmp_path: Path) -> None:
+    model, target = pair(), pair(1)
+    optimizer = stepped(model, torch.optim.Adam(model.parameters(), lr=0.5))
+    del optimizer.param_groups[0]["decoupled_weight_decay"]
+    ckt.save({"model": model, "opt": optimizer}, tmp_path / "s")
+    fresh = torch.optim.Adam(target.parameters())
+    missing = "opt/param_groups/0/decoupled_weight_decay"
+    with pytest.raises(MismatchError, match=missing):
+        ckt.restore({"model": target, "opt": fresh}, tmp_path / "s")
+    ckt.restore({"model": target, "opt": fresh}, tmp_path / "s", allow_missing=missing)
+    assert fresh.param_groups[0]["lr"] == 0.5
+    assert fresh.param_groups[0]["decoupled_weight_decay"] is False
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_renamed_layers_and_one_pass_restores(atomic: bool, tmp_path: Path) -> None:
+    stored = nn.ModuleDict({"old": nn.Linear(2, 2)})
+    target = nn.ModuleDict({"new": nn.Linear(2, 2)})
+    ckt.save({"m": stored}, tmp_path / "s")
+    rename = {f"m/old.{k}": f"m/new.{k}" for k in ("weight", "bias")}
+    ckt.restore({"m": target}, tmp_path / "s", rename=rename, atomic=atomic)
+    assert torch.equal(target["new"].weight, stored["old"].weight)
+
+
+def test_an_unchanged_state_writes_no_data_again(tmp_path: Path) -> None:
+    model = pair()
+    optimizer = stepped(model, torch.optim.Adam(model.parameters()))
+    tree = {"model": model, "opt": optimizer}
+    first = ckt.save(tree, tmp_path / "s", step=1)
+    second = ckt.save(tree, tmp_path / "s", step=2)
+    assert first.written_nbytes > 0
+    assert second.written_nbytes == 0
+    assert second.digest == first.digest
+
+
 def test_two_optimizers_and_one_over_two_modules(tmp_path: Path) -> None:
     def build() -> dict[str, Any]:
         g, d = nn.Linear(2, 2), nn.Linear(2, 2)
