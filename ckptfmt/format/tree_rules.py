@@ -28,6 +28,7 @@ from ckptfmt.format.tree_section import LEAF_PACKED, LEAF_VALUE, TreeSection
 
 def check_tree(tree: TreeSection) -> None:
     """CorruptError unless every bound, order and relation between the columns holds."""
+    _check_lengths(tree)
     _check_leaves(tree)
     _check_tensors(tree)
     volumes = _check_regions(tree)
@@ -35,9 +36,20 @@ def check_tree(tree: TreeSection) -> None:
     _check_region_nbytes(tree, volumes)
 
 
+def _check_lengths(tree: TreeSection) -> None:
+    """Columns of one table have equal lengths (the ragged ones are counted where they are used)."""
+    count = len(tree.leaf_names)
+    check_rows("$.tree.leaves", count, kind=tree.leaf_kinds, row=tree.leaf_rows)
+    kinds, arguments = tree.container_kinds, tree.container_arguments
+    count = len(tree.container_names)
+    check_rows("$.tree.containers", count, kind=kinds, argument=arguments)
+    check_rows("$.tree.tensors", len(tree.tensor_dtypes), ndim=tree.tensor_ndims)
+    check_rows("$.tree.regions", len(tree.region_tensors), nchunks=tree.region_nchunks)
+    check_rows("$.tree.chunks", len(tree.chunk_raw), digest=tree.chunk_digests)
+
+
 def _check_leaves(tree: TreeSection) -> None:
     names, kinds, rows = tree.leaf_names, tree.leaf_kinds, tree.leaf_rows
-    check_rows("$.tree.leaves", len(names), kind=kinds, row=rows)
     check_unique(names, "$.tree.leaves.name")
     if names and max(map(len, names)) > NAME_NBYTES_MAX:
         corrupt("name is too long", "name", "$.tree.leaves.name", f"at most {NAME_NBYTES_MAX}")
@@ -65,15 +77,11 @@ def _check_leaves(tree: TreeSection) -> None:
                 VALUE_NBYTES_MAX,
                 len(value),
             )
-    count = len(tree.container_names)
-    where = "$.tree.containers"
-    check_rows(where, count, kind=tree.container_kinds, argument=tree.container_arguments)
-    check_unique(tree.container_names, f"{where}.name")
+    check_unique(tree.container_names, "$.tree.containers.name")
 
 
 def _check_tensors(tree: TreeSection) -> None:
     count = len(tree.tensor_dtypes)
-    check_rows("$.tree.tensors", count, ndim=tree.tensor_ndims)
     if not first_use_order(tree.tensor_dtypes, len(tree.dtypes)):
         corrupt(
             "dtype rows are out of range or not numbered by first use",
@@ -104,7 +112,6 @@ def _check_regions(tree: TreeSection) -> Column:
         Elements of each region.
     """
     count, where = len(tree.region_tensors), "$.tree.regions"
-    check_rows(where, count, nchunks=tree.region_nchunks)
     owners = tree.region_tensors.astype(np.int64)
     if count and (int(owners.max()) >= len(tree.tensor_dtypes) or (np.diff(owners) < 0).any()):
         corrupt("region rows", "column-range", f"{where}.tensor", "ascending, each a tensor's row")
@@ -197,7 +204,6 @@ def _check_order(tree: TreeSection) -> None:
 def _check_chunks(tree: TreeSection) -> None:
     raw, where = tree.chunk_raw.astype(np.int64), "$.tree.chunks"
     at = tree.region_chunk_starts
-    check_rows(where, len(raw), digest=tree.chunk_digests)
     if int(at[-1]) != len(raw):
         corrupt("chunks of another number", "column-length", where, int(at[-1]), len(raw))
     good = (raw >= 1) & (raw <= CHUNK_NBYTES_MAX)
