@@ -20,6 +20,8 @@ kebab case; the codes that a reader of foreign bytes must produce are a table in
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 
@@ -129,9 +131,7 @@ class StorageError(CheckpointError, OSError):
         outcome_unknown: bool = False,
         errno: int | None = None,
     ) -> None:
-        super().__init__(
-            what, reason=reason, where=where, expected=expected, found=found, do=do
-        )
+        super().__init__(what, reason=reason, where=where, expected=expected, found=found, do=do)
         self.retryable = retryable
         self.outcome_unknown = outcome_unknown
         self.errno = errno
@@ -153,9 +153,7 @@ class PartialRestoreError(CheckpointError):
         do: str = "",
         changed: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(
-            what, reason=reason, where=where, expected=expected, found=found, do=do
-        )
+        super().__init__(what, reason=reason, where=where, expected=expected, found=found, do=do)
         self.changed = changed
 
 
@@ -175,9 +173,7 @@ class MismatchError(CheckpointError, ValueError):
         do: str = "",
         report: object = None,
     ) -> None:
-        super().__init__(
-            what, reason=reason, where=where, expected=expected, found=found, do=do
-        )
+        super().__init__(what, reason=reason, where=where, expected=expected, found=found, do=do)
         self.report = report
 
 
@@ -219,3 +215,15 @@ class InternalError(CheckpointError):
 
 class CkptWarning(UserWarning):
     """Legal, and probably not meant."""
+
+
+def warn(message: str) -> None:
+    """Give a CkptWarning that points at the line outside this package that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CkptWarning, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ckptfmt.errors import CkptWarning, CorruptError, FormatError, NotFoundError
+from ckptfmt.engine.where import whole_number
+from ckptfmt.errors import CorruptError, FormatError, NotFoundError, warn
 from ckptfmt.format import (
     ABOUT,
     FILES,
@@ -155,7 +155,7 @@ def read_index(backend: Backend, listed: Listed) -> Index:
 
 def warn_skipped(key: str, error: Exception) -> None:
     """A damaged index was passed over."""
-    warnings.warn(f"skipped {key}: {error}", CkptWarning, stacklevel=4)
+    warn(f"skipped {key}: {error}")
 
 
 def newest_readable(backend: Backend, generations: Iterable[Listed]) -> tuple[Listed, Index] | None:
@@ -185,6 +185,7 @@ def find(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At | None)
     Raises:
         NotFoundError: There is none; the message lists what there is.
     """
+    at = at if at is None or isinstance(at, str) else whole_number(at)
     name = step_name(at) if isinstance(at, int) else at
     if name is not None and name in found:
         return list(found[name])

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -44,9 +43,9 @@ from ckptfmt.engine.survey import (
     survey,
 )
 from ckptfmt.errors import (
-    CkptWarning,
     StorageError,
     UsageError,
+    warn,
 )
 from ckptfmt.storage import Backend, Entry
 from ckptfmt.types import GcReport, Key
@@ -134,11 +133,7 @@ def _check_grace(backend: Backend, grace_s: float) -> bool:
         )
     stale = capabilities.list_stale_s
     if stale is None:
-        warnings.warn(
-            f"{backend.url}: how stale a listing may be is not known here, so gc deletes nothing",
-            CkptWarning,
-            stacklevel=3,
-        )
+        warn(f"{backend.url}: how stale a listing may be is not known here, so gc deletes nothing")
         return True
     if stale and grace_s <= stale:
         raise UsageError(

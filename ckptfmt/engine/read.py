@@ -41,6 +41,7 @@ from ckptfmt.storage import Backend
 from ckptfmt.types import Key, Mode
 
 PIECE_NBYTES = 8 << 20
+MAP_NBYTES_MIN = 1 << 20
 
 Array = NDArray[Any]
 
@@ -182,7 +183,9 @@ class ChunkReader:
                 start = int(self._starts[user])
                 target = work.buffers[int(self._region_of[user])]
                 target[start : start + len(raw)] = np.frombuffer(raw, np.uint8)
-        tell.advance(b - a)
+        tell.advance(
+            sum(int(self.index.tree.chunk_raw[u]) for row in rows for u in work.users[row])
+        )
 
     def _get(self, file: int, start: int, stop: int, out: memoryview) -> None:
         file_id = self.index.files.ids[file]
@@ -193,7 +196,7 @@ class ChunkReader:
             raise CorruptError(
                 "data file is missing",
                 reason="missing-file",
-                where=f"{key}, tensor {self._tensor_at(file, start)!r}",
+                where=f"{key}, tensor {self._tensor_at(file, start, stop)!r}",
                 do='restore another step or run "ckptfmt verify"',
             ) from error
         except CorruptError as error:
@@ -201,7 +204,7 @@ class ChunkReader:
             raise CorruptError(
                 "data file is too short",
                 reason="short-file",
-                where=f"{key}[{start}:{stop}), tensor {self._tensor_at(file, start)!r}",
+                where=f"{key}[{start}:{stop}), tensor {self._tensor_at(file, start, stop)!r}",
                 expected=f"{int(self.index.files.nbytes[file])} bytes",
                 found=error.found,
                 do=CURE,
@@ -243,9 +246,12 @@ class ChunkReader:
         name = tree.leaf_names[int(tree.tensor_first_leaf[tensor])]
         return f"data/{file}[{start}:{start + int(placement.stored[row])}), tensor {name!r}"
 
-    def _tensor_at(self, file: int, offset: int) -> str:
+    def _tensor_at(self, file: int, start: int, stop: int) -> str:
+        """The first tensor that has bytes in a range of a file."""
         placement, tree = self.index.placement, self.index.tree
-        hits = np.flatnonzero((placement.files == file) & (placement.offsets == offset))
+        begins = placement.offsets.astype(np.int64)
+        hit = (placement.files == file) & (begins < stop) & (begins + placement.stored > start)
+        hits = np.flatnonzero(hit)
         if len(hits) == 0:
             return ""
         tensor = int(tree.region_tensors[self._region_of[hits[0]]])
@@ -279,6 +285,36 @@ class ChunkReader:
 
     # -- maps -----------------------------------------------------------------------------------
 
+    def resident(self, regions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which regions are better mapped than read: raw and contiguous, used once, of a local file
+        whose bytes are in memory already."""
+        capabilities = self.backend.capabilities
+        if not capabilities.map or capabilities.network_fs or not capabilities.local:
+            return np.zeros(len(regions), bool)
+        tree, placement = self.index.tree, self.index.placement
+        good = self._contiguous(regions)
+        first = tree.region_chunk_starts[regions]
+        files, starts = placement.files[first], placement.offsets[first].astype(np.int64)
+        stops = starts + tree.region_nbytes[regions]
+        made = np.zeros(len(regions), bool)
+        for file in np.unique(files).tolist():
+            mine = np.flatnonzero(files == file)
+            start, stop = int(starts[mine].min()), int(stops[mine].max())
+            if stop - start < MAP_NBYTES_MIN:
+                continue  # a copy of a few pages costs less than a map
+            try:
+                key = Key(f"data/{self.index.files.ids[file]}")
+                made[mine] = self.backend.is_resident(key, start, stop)
+            except CheckpointError:
+                continue  # the read says what is wrong
+        _, once = np.unique(np.stack([files, starts]), axis=1, return_index=True)
+        unique = np.zeros(len(regions), bool)
+        unique[once] = True
+        made &= unique
+        whole = np.fromiter((r in good for r in regions.tolist()), bool, len(regions))
+        both: NDArray[np.bool_] = made & whole
+        return both
+
     def maps(self, regions: NDArray[np.int64], reporter: Reporter) -> dict[int, NDArray[np.uint8]]:
         """Copy-on-write maps of regions: zero-copy, private, of raw and contiguous ones only.
 
@@ -290,9 +326,11 @@ class ChunkReader:
         made: dict[int, NDArray[np.uint8]] = {}
         mapped: dict[int, NDArray[np.uint8]] = {}
         taken: set[tuple[int, int]] = set()
+        at = tree.region_chunk_starts.tolist()
+        batch, batch_nbytes = list[tuple[int, memoryview]](), 0
         with Threads() as threads:
             for region in regions.tolist():
-                row = int(tree.region_chunk_starts[region])
+                row = at[region]
                 if region not in good:
                     raise self._no_map(region, "its chunks are encoded, or not one range")
                 file, offset = int(placement.files[row]), int(placement.offsets[row])
@@ -300,20 +338,25 @@ class ChunkReader:
                     # A range that is in use already gets a map of its own: writes stay private.
                     mapped[file] = self._map(file, region)
                 taken.add((file, offset))
-                nbytes = int(tree.region_nbytes[region])
-                made[region] = mapped[file][offset : offset + nbytes]
-                if self.verify:
-                    threads.submit(partial(self._check_map, region, made[region], reporter), 0)
+                made[region] = mapped[file][offset : offset + int(tree.region_nbytes[region])]
+                if not self.verify:
+                    continue
+                view = made[region].data
+                for chunk in range(row, at[region + 1]):
+                    start, nbytes = int(self._starts[chunk]), int(tree.chunk_raw[chunk])
+                    batch.append((chunk, view[start : start + nbytes]))
+                    batch_nbytes += nbytes
+                    if batch_nbytes >= PIECE_NBYTES:
+                        threads.submit(partial(self._check_batch, batch, reporter), 0)
+                        batch, batch_nbytes = [], 0
+            threads.submit(partial(self._check_batch, batch, reporter), 0)
             threads.drain()
         return made
 
-    def _check_map(self, region: int, data: NDArray[np.uint8], reporter: Reporter) -> None:
-        at = self.index.tree.region_chunk_starts
-        view = memoryview(data)  # type: ignore[arg-type]
-        for row in range(int(at[region]), int(at[region + 1])):
-            start, nbytes = int(self._starts[row]), int(self.index.tree.chunk_raw[row])
-            self._check(row, view[start : start + nbytes], needed=False)
-        reporter.advance(len(view))
+    def _check_batch(self, batch: list[tuple[int, memoryview]], reporter: Reporter) -> None:
+        for row, stored in batch:
+            self._check(row, stored, needed=False)
+            reporter.advance(len(stored))
 
     def _map(self, file: int, region: int) -> NDArray[np.uint8]:
         file_id, expected = self.index.files.ids[file], int(self.index.files.nbytes[file])
@@ -333,7 +376,7 @@ class ChunkReader:
             raise CorruptError(
                 "data file has another size",
                 reason="short-file",
-                where=f"data/{file_id}",
+                where=f"data/{file_id}, tensor {self._tensor_at(file, len(view), expected)!r}",
                 expected=f"{expected} bytes",
                 found=f"{len(view)} bytes",
                 do=CURE,
@@ -385,8 +428,12 @@ def read_tensors(
     reader = ChunkReader(backend, index, verify=verify)
     if mode == "mmap":
         buffers = reader.maps(regions, reporter)
-    elif mode in ("auto", "read"):
-        buffers = reader.regions(regions, own=mode == "read", reporter=reporter)
+    elif mode == "read":
+        buffers = reader.regions(regions, own=True, reporter=reporter)
+    elif mode == "auto":
+        resident = reader.resident(regions)
+        buffers = reader.maps(regions[resident], reporter)
+        buffers.update(reader.regions(regions[~resident], own=False, reporter=reporter))
     else:
         raise UsageError(
             "unknown mode",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -52,13 +51,13 @@ from ckptfmt.engine.reuse import Bases
 from ckptfmt.engine.tree import flatten
 from ckptfmt.engine.write import DataFiles
 from ckptfmt.errors import (
-    CkptWarning,
     ConflictError,
     ExistsError,
     FormatError,
     NotFoundError,
     StorageError,
     UsageError,
+    warn,
 )
 from ckptfmt.events import Progress
 from ckptfmt.format import (
@@ -177,11 +176,7 @@ def _refuse_early(
             do="choose another name, or untag it first",
         )
     if request.name == "main" and any(step_of(name) is not None for name in existing.found):
-        warnings.warn(
-            "saved as `main` beside steps: load(path) still takes the highest step",
-            CkptWarning,
-            stacklevel=4,
-        )
+        warn("saved as `main` beside steps: load(path) still takes the highest step")
     if request.if_exists == "error" and existing.index is not None:
         _refuse_other_structure(existing.index, plan, request)
 

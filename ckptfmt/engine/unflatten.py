@@ -7,13 +7,12 @@ Spec: 03-names §3.3.
 from __future__ import annotations
 
 import collections
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
 from ckptfmt.engine.registered import BY_NAME
-from ckptfmt.errors import CheckpointError, CkptWarning, CorruptError
+from ckptfmt.errors import CheckpointError, CorruptError, warn
 from ckptfmt.format import factory_of, namedtuple_class, parse_key, parse_value, split_name
 
 CURE = 'restore another step or run "ckptfmt verify"'
@@ -179,7 +178,8 @@ def _make_sequence(
         if over < 0 or (over > 0 and not partial):
             _corrupt("a namedtuple has other fields than items", node.name())
     items = list(kept.values())
-    if list(kept) != list(map(str, range(len(kept)))) or (fields and len(fields) != len(kept)):
+    gaps = list(kept) != list(map(str, range(len(kept))))
+    if gaps or not node.whole or (fields and len(fields) != len(kept)):
         return {int(part): item for part, item in kept.items()}
     if kind == "namedtuple":
         return namedtuple_class(argument[0], tuple(fields))(*items)
@@ -209,11 +209,9 @@ def _fields(argument: Any, node: _Node) -> list[str]:
 def _unpack(type_name: str, made: Any, name: str) -> Any:
     entry = BY_NAME.get(type_name)
     if entry is None:
-        warnings.warn(
+        warn(
             f"{name or 'the tree'} is of the registered type {type_name!r}, which this process "
             "does not know: you get its plain data; call register_type first",
-            CkptWarning,
-            stacklevel=4,
         )
         return made
     try:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
-import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptfmt.errors import CkptWarning, UsageError
+from ckptfmt.errors import UsageError, warn
 from ckptfmt.format import step_name
 from ckptfmt.types import At, StrPath
 
@@ -75,7 +74,11 @@ def whole_number(step: int | None) -> int | None:
     """
     if step is None:
         return None
-    if isinstance(step, bool) or not hasattr(type(step), "__index__"):
+    try:
+        made = None if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        made = None
+    if made is None:
         raise UsageError(
             "step is not an integer",
             reason="step",
@@ -83,7 +86,6 @@ def whole_number(step: int | None) -> int | None:
             found=f"{type(step).__name__} {step!r}"[:80],
             do="pass an int",
         )
-    made = operator.index(step)
     step_name(made)
     return made
 
@@ -94,9 +96,10 @@ def choose_at(selected: At | None, step: int | None, at: At | None) -> At | None
     Raises:
         UsageError: More than one is.
     """
+    number = whole_number(step)
     given = {
         key: value
-        for key, value in (("@", selected), ("step=", step), ("at=", at))
+        for key, value in (("@", selected), ("step=", number), ("at=", at))
         if value is not None
     }
     if len(given) > 1:
@@ -113,11 +116,7 @@ def choose_at(selected: At | None, step: int | None, at: At | None) -> At | None
 def warn_of_suffix(store: Store) -> None:
     """A store is a folder, also where its name looks like a file's."""
     if store.url.rstrip("/").endswith(_FILE_SUFFIXES):
-        warnings.warn(
-            f"{store.url} becomes a folder, although its name looks like a file's",
-            CkptWarning,
-            stacklevel=4,
-        )
+        warn(f"{store.url} becomes a folder, although its name looks like a file's")
 
 
 def refuse_swapped(tree: Any, path: object) -> None:

@@ -6,7 +6,6 @@ themselves; everything else is ext 1, whose data is the packed array [tag, paylo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
@@ -14,11 +13,11 @@ import msgpack
 
 from ckptfmt.errors import (
     CheckpointError,
-    CkptWarning,
     CorruptError,
     FormatError,
     UnsupportedError,
     UsageError,
+    warn,
 )
 from ckptfmt.format.limits import VALUE_DEPTH_MAX
 from ckptfmt.format.names import escape_key, join_name
@@ -296,11 +295,9 @@ class _Parser:
         if made is not NotImplemented:
             return made
         name = f"the registered type {plain[0]!r}" if tag == TYPE_TAG else f"the kind {tag!r}"
-        warnings.warn(
+        warn(
             f"{self._where or 'a value'} is of {name}, which this process does not know: "
             "you get its plain data; register or install what defines it",
-            CkptWarning,
-            stacklevel=2,
         )
         return plain[1] if tag == TYPE_TAG else plain
 
