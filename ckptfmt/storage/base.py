@@ -129,6 +129,11 @@ class Backend(ABC):
         """A private copy-on-write map of the whole object, writable, or None where it cannot."""
         return None
 
+    def is_resident(self, key: Key, start: int, stop: int) -> bool:
+        """Whether a range is in this machine's memory already, so that a map of it costs no disk;
+        told by samples. False where it is not known."""
+        return False
+
     def sync(self, keys: Iterable[Key]) -> None:
         """Make objects and their names durable: fsync of each file (free when clean) and of every
         directory above it up to the store, and of parents that this process created.

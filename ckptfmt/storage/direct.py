@@ -19,6 +19,8 @@ BLOCK_NBYTES = 4096
 DIRECT_NBYTES_MIN = 1 << 20
 """Smaller pieces are not worth a second descriptor."""
 
+_SAMPLES = 32
+
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _refused: set[int] = set()
@@ -59,6 +61,21 @@ def refuse(device: int) -> None:
 def is_refusal(error: OSError) -> bool:
     """Whether a transfer failed only because it was direct."""
     return error.errno in (errno.EINVAL, errno.ENOTSUP)
+
+
+def is_resident(fd: int, start: int, stop: int) -> bool:
+    """Whether a range is in the page cache, by samples of a byte that do not wait for the disk."""
+    if not _RWF_NOWAIT or stop <= start:
+        return False
+    one = bytearray(1)
+    step = max(1, (stop - start - 1) // _SAMPLES)
+    try:
+        return all(
+            os.preadv(fd, [one], offset, _RWF_NOWAIT) == 1
+            for offset in [*range(start, stop, step), stop - 1]
+        )
+    except OSError:
+        return False
 
 
 def read_resident(fd: int, out: memoryview, offset: int) -> int:

@@ -167,6 +167,13 @@ class LocalBackend(Backend):
             os.close(fd)
         return memoryview(view)
 
+    def is_resident(self, key: Key, start: int, stop: int) -> bool:
+        fd, nbytes = self._open(key)
+        try:
+            return stop <= nbytes and direct.is_resident(fd, start, stop)
+        finally:
+            os.close(fd)
+
     def _open(self, key: Key) -> tuple[int, int]:
         """A descriptor of a regular file, and its size."""
         path = self._path(key)
