@@ -522,7 +522,7 @@ class Spec:
 
 
 def test_like_gives_its_own_structure_with_the_stored_values(tmp_path: Path) -> None:
-    saved = {"p": {"w": np.arange(6.0).reshape(2, 3)}, "l": [np.ones(2), 5], "n": (1, 2)}
+    saved: Any = {"p": {"w": np.arange(6.0).reshape(2, 3)}, "l": [np.ones(2), 5], "n": (1, 2)}
     ckptfmt.save(saved, tmp_path)
     like: Any = {
         "p": collections.OrderedDict(w=Spec((2, 3), np.float64)),
@@ -531,7 +531,7 @@ def test_like_gives_its_own_structure_with_the_stored_values(tmp_path: Path) -> 
     }
     loaded = ckptfmt.load(tmp_path, like=like)
     expected: Any = {
-        "p": collections.OrderedDict(w=saved["p"]["w"]),  # type: ignore[call-overload]
+        "p": collections.OrderedDict(w=saved["p"]["w"]),
         "l": (np.ones(2), 5),
         "n": (1, 2),
     }

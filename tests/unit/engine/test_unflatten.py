@@ -134,7 +134,7 @@ def test_a_list_with_gaps_becomes_its_positions() -> None:
     assert unflatten(names, leaves, kinds, partial=True) == {
         "l": {0: "l0", 2: "l2"},
         "p": {0: "p0"},
-        "t": ("t0",),
+        "t": {0: "t0"},  # the end is a gap too
     }
     assert unflatten(["l/1", "l/10"], [1, 10], kinds, partial=True) == {"l": {1: 1, 10: 10}}
 
