@@ -309,9 +309,9 @@ def _check_chunks(table: DataTable, footer: Footer) -> None:
     offsets = table.chunk_offsets
     check_all(offsets <= INT63_MAX, "offset", "chunk-range", f"{where}.offset", offsets)
     wide = offsets.astype(np.int64)
-    ends = wide + stored.astype(np.int64)
     limits = np.concatenate([wide[1:], np.array([footer.table_offset], np.int64)])[:count]
-    good = (wide >= HEAD_NBYTES) & (ends <= limits)
+    # A difference of two offsets is exact; the end of a chunk at 2^63 - 1 would wrap around.
+    good = (wide >= HEAD_NBYTES) & (stored.astype(np.int64) <= limits - wide)
     check_all(
         good, "chunks overlap, or lie outside the file", "chunk-range", f"{where}.offset", offsets
     )
