@@ -179,7 +179,7 @@ def check_store(store: Path, reference: Path, kill: Kill, outcome: Outcome) -> N
     console.rule("6. the command line", align="left")
     here, other = os.path.relpath(store), os.path.relpath(reference)
     listed = ckptfmt("ls", here)
-    ckptfmt("diff", f"{here}@{kill.newest}", here, "--names", "model/**")
+    ckptfmt("diff", f"{here}@{kill.newest}", here, "--names", "model/embeddings*")
     differs = ckptfmt("diff", other, here)
     outcome.add("diff against the run left alone", "differs" if differs else "same", not differs)
     damaged = ckptfmt("verify", here)
@@ -198,7 +198,7 @@ def report(outcome: Outcome, kill: Kill, store: Path, seconds: float) -> int:
     table.add_column("seen", justify="right")
     for claim, seen, held in outcome.lines:
         table.add_row("[green]yes[/]" if held else "[bold red]NO[/]", claim, seen)
-    console.print()
+    console.rule("what was promised, what was seen", align="left")
     console.print(table)
     console.print(
         f"Killed while saving step {kill.step}, resumed from step {kill.newest}; "
@@ -243,8 +243,8 @@ def main() -> int:
     run(command)
     alone, killed = (json.loads((folder / f"{n}.json").read_text()) for n in ("alone", "killed"))
     outcome.add(
-        "killed in the middle of a save, resumed",
-        f"step {killed['start']} of {kill.step}",
+        "killed saving a step, resumed from one",
+        f"at {kill.step}, from {killed['start']}",
         killed["start"] == kill.newest < kill.step,
     )
     check_runs(alone, killed, outcome)

@@ -28,5 +28,5 @@ def test_demo_survives_a_kill_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     table = done.stdout[done.stdout.index("what was promised") :]
     assert table.count("yes") >= 10
     assert "NO" not in table
-    for claim in ("AdamW state, bit for bit", "read by TensorFlow", "killed in the middle"):
+    for claim in ("AdamW state, bit for bit", "read by TensorFlow", "killed saving a step"):
         assert claim in table
