@@ -114,7 +114,13 @@ class Comparison(Protocol):
 
 
 class Staged(Protocol):
-    """Checked values for the names that a target asked for."""
+    """Checked values for the names that a target asked for.
+
+    `undoable` is False where memory is bounded and what was bound cannot be put back: a target
+    need not keep the old values of plain tensors then.
+    """
+
+    undoable: bool
 
     def __getitem__(self, name: str) -> Any:
         """NumPy array (C-order, this process alone owns it; a view of nothing the file backs

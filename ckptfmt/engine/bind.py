@@ -27,6 +27,7 @@ from ckptfmt.engine.adapter import (
 from ckptfmt.engine.adapter import (
     Staged as StagedProtocol,
 )
+from ckptfmt.engine.cast import cast_array
 from ckptfmt.engine.dispatch import ADAPTERS, adapter_of, array_source, load_adapter, tensor_source
 from ckptfmt.engine.rng import (
     generator_kind,
@@ -204,20 +205,36 @@ class Comparison:
 
 
 class Staged:
-    """What was read and checked, by the names that were asked for."""
+    """What was read and checked, by the names that were asked for.
 
-    def __init__(self, comparison: Comparison, arrays: Mapping[int, Array]) -> None:
+    Args:
+        arrays: Stored tensor row -> array; they may be read only when they are asked for.
+        undoable: See `engine/adapter`.
+    """
+
+    def __init__(
+        self, comparison: Comparison, arrays: Mapping[int, Array], *, undoable: bool = True
+    ) -> None:
         self._comparison, self._arrays = comparison, arrays
         self._cast: dict[str, Array] = {}
+        self.undoable = undoable
 
-    def put_cast(self, name: str, array: Array) -> None:
-        self._cast[name] = array
+    def cast_all(self) -> None:
+        """Convert what has another dtype now: a value that overflows is found before the first
+        target is touched."""
+        for name in self._comparison.casts:
+            self._cast[name] = self[name]
 
     def __getitem__(self, name: str) -> Any:
         if name in self._cast:
             return self._cast[name]
         leaf = self._comparison.leaf(self._comparison.sources[name])
-        return self._arrays[leaf.tensor] if leaf.dtype else copy.deepcopy(leaf.value)
+        if not leaf.dtype:
+            return copy.deepcopy(leaf.value)
+        array = self._arrays[leaf.tensor]
+        if name in self._comparison.casts:
+            return cast_array(array, self._comparison.casts[name][1], name)
+        return array
 
     def __contains__(self, name: object) -> bool:
         return name in self._comparison.sources or name in self._comparison.subtrees
@@ -273,7 +290,7 @@ class ArrayTarget:
 
     def bind(self, staged: StagedProtocol) -> None:
         if self.name in staged:
-            self._old = self._array.copy()
+            self._old = self._array.copy() if staged.undoable else None
             np.copyto(self._array, staged[self.name])
 
     def undo(self) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptfmt import config
 from ckptfmt.engine.adapter import StoredLeaf, Target, TensorSource
 from ckptfmt.engine.bind import Comparison, Staged, make_target, maker_of
-from ckptfmt.engine.cast import cast_array
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
 from ckptfmt.engine.leaves import attributes_by_row, nest, parse_leaf_value
 from ckptfmt.engine.lineage import remember
@@ -22,7 +22,7 @@ from ckptfmt.engine.read import read_tensors
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves
 from ckptfmt.engine.report import make_report, raise_mismatches
 from ckptfmt.engine.select import Matcher, select_positions
-from ckptfmt.engine.source import CheckpointSource, Source, TreeSource
+from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeSource
 from ckptfmt.engine.tree import find_peers, walk
 from ckptfmt.errors import PartialRestoreError, UsageError
 from ckptfmt.events import Progress
@@ -151,7 +151,8 @@ def restore_tree(target: object, source: Source, request: RestoreRequest) -> Res
     if request.atomic:
         _bind_all(targets, comparison, source, request)
     else:
-        _bind_one_by_one(targets, comparison, source, request)
+        check_limit(source.nbytes(list(comparison.tensor_rows())), request.max_nbytes)
+        _bind_in_groups(targets, comparison, source, request)
     if isinstance(source, CheckpointSource):
         checkpoint = source.checkpoint
         remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
@@ -228,25 +229,24 @@ def _compare_ties(targets: Sequence[Target], comparison: Comparison, source: Sou
                 comparison.tie(name, f"was one tensor with {mine[0]!r}, is filled on its own")
 
 
-def _stage(
-    comparison: Comparison, source: Source, request: RestoreRequest, rows: Sequence[int]
-) -> Staged:
-    arrays = source.tensors(rows, mode="auto", verify=request.verify, progress=request.progress)
-    staged = Staged(comparison, arrays)
-    for name, (_, wanted) in comparison.casts.items():
-        leaf = comparison.leaf(comparison.sources[name])
-        if leaf.tensor in arrays:
-            staged.put_cast(name, cast_array(arrays[leaf.tensor], wanted, name))
-    return staged
-
-
 def _bind_all(
     targets: Sequence[Target], comparison: Comparison, source: Source, request: RestoreRequest
 ) -> None:
-    """Everything is read and checked before the first target is touched; an error rolls back."""
+    """Everything is read and checked before the first target is touched; an error rolls back.
+
+    Where memory does not hold the state twice more (the new values and the old ones), a first pass
+    checks every byte and keeps none, and a second one reads again and binds.
+    """
     rows = list(comparison.tensor_rows())
-    check_limit(source.nbytes(rows), request.max_nbytes)
-    staged = _stage(comparison, source, request, rows)
+    nbytes = source.nbytes(rows)
+    check_limit(nbytes, request.max_nbytes)
+    if 2 * nbytes > config.current().staging_nbytes:
+        _check_all(comparison, source, request, rows)
+        _bind_in_groups(targets, comparison, source, request)
+        return
+    arrays = source.tensors(rows, mode="auto", verify=request.verify, progress=request.progress)
+    staged = Staged(comparison, arrays)
+    staged.cast_all()
     bound: list[Target] = []
     try:
         for target in targets:
@@ -255,6 +255,18 @@ def _bind_all(
     except BaseException as error:
         _roll_back(bound, error)
         raise
+
+
+def _check_all(
+    comparison: Comparison, source: Source, request: RestoreRequest, rows: Sequence[int]
+) -> None:
+    """The checking pass: every byte is read and verified, every cast tried, nothing kept."""
+    arrays = GroupedArrays(source, rows, verify=True, progress=request.progress)
+    for group in arrays.groups:
+        arrays.read(group)
+    staged = Staged(comparison, arrays)
+    for name in comparison.casts:
+        staged[name]
 
 
 def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:
@@ -275,41 +287,32 @@ def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:
         ) from cause
 
 
-def _bind_one_by_one(
+def _bind_in_groups(
     targets: Sequence[Target], comparison: Comparison, source: Source, request: RestoreRequest
 ) -> None:
-    """One pass in bounded memory: an error leaves what was bound before it."""
-    by_row = comparison.tensor_rows()
+    """One pass in bounded memory: tensors are read in groups, as the targets ask for them."""
+    rows = list(comparison.tensor_rows())
+    arrays = GroupedArrays(source, rows, verify=request.verify, progress=request.progress)
+    staged = Staged(comparison, arrays, undoable=False)
     changed: list[str] = []
     for target in targets:
-        prefix = f"{target.name}/" if target.name else ""
-        rows = [
-            row
-            for row, names in by_row.items()
-            if any(name == target.name or name.startswith(prefix) for name in names)
-        ]
         try:
-            check_limit(source.nbytes(rows), request.max_nbytes)
-            target.bind(_stage(comparison, source, request, rows))
+            target.bind(staged)
         except Exception as error:
-            _partial(target, changed, error)
+            _partial(target, changed, arrays.given, error)
         changed.append(target.name)
 
 
-def _partial(target: Target, changed: list[str], error: Exception) -> None:
-    try:
-        target.undo()
-    except Exception:
-        changed = [*changed, target.name]
-    if not changed:
+def _partial(target: Target, changed: list[str], given: int, error: Exception) -> None:
+    if not changed and not given:
         raise error
     raise PartialRestoreError(
-        "restore stopped half-way (atomic=False)",
+        "restore stopped half-way, in bounded memory",
         reason="not-atomic",
         where=repr(target.name),
         found=f"{type(error).__name__}: {error}",
-        do="restore another checkpoint, or stop; `changed` names what holds new values",
-        changed=tuple(changed),
+        do="restore another checkpoint, or stop; `changed` names what may hold new values",
+        changed=(*changed, target.name),
     ) from error
 
 
@@ -336,7 +339,9 @@ def load_like(
     raise_mismatches(report, comparison, request)
     rows = list(comparison.tensor_rows())
     check_limit(stored.nbytes(rows), request.max_nbytes)
-    staged = _stage(comparison, stored, request, rows)
+    arrays = stored.tensors(rows, mode=mode, verify=request.verify, progress=request.progress)
+    staged = Staged(comparison, arrays)
+    staged.cast_all()
 
     def made(name: str, obj: Any) -> Any:
         if name not in staged:

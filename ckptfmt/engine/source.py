@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -178,3 +178,53 @@ def _flat_of(mapping: Mapping[str, Any]) -> FlatTree:
         made.values += leaf.values
         made.tensors += leaf.tensors
     return made
+
+
+GROUP_NBYTES = 64 << 20
+"""Tensors that are read together where memory is bounded."""
+
+
+class GroupedArrays(Mapping[int, Array]):
+    """A source's tensors, read in groups of neighbours when the first of a group is asked for.
+
+    Only one group is held. `given` counts what was handed out.
+    """
+
+    def __init__(
+        self, source: Source, rows: Sequence[int], *, verify: bool, progress: Progress
+    ) -> None:
+        self._source, self._verify, self._progress = source, verify, progress
+        self.groups: list[list[int]] = []
+        self._group_of: dict[int, int] = {}
+        self._held: dict[int, Array] = {}
+        self._current = -1
+        self.given = 0
+        nbytes = GROUP_NBYTES
+        for row in rows:
+            size = source.nbytes([row])
+            if nbytes + size > GROUP_NBYTES:
+                self.groups.append([])
+                nbytes = 0
+            self.groups[-1].append(row)
+            self._group_of[row] = len(self.groups) - 1
+            nbytes += size
+
+    def read(self, group: Sequence[int]) -> dict[int, Array]:
+        """A group's tensors; nothing of it is kept."""
+        return self._source.tensors(
+            group, mode="auto", verify=self._verify, progress=self._progress
+        )
+
+    def __getitem__(self, row: int) -> Array:
+        group = self._group_of[row]
+        if group != self._current:
+            self._held = {}  # before the next is read
+            self._held, self._current = self.read(self.groups[group]), group
+        self.given += 1
+        return self._held[row]
+
+    def __len__(self) -> int:
+        return len(self._group_of)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._group_of)
