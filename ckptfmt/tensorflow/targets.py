@@ -51,12 +51,13 @@ class _Assigned:
     def __init__(self) -> None:
         self._old: list[tuple[Any, Any]] = []
 
-    def assign(self, variable: Any, array: Any, name: str) -> None:
+    def assign(self, variable: Any, array: Any, name: str, *, keep: bool = True) -> None:
         raw = raw_variable(variable, name)
         # Restoring may be called while Keras or TensorFlow trace: the values must not end up there.
         with tf.init_scope():
             value = make_tensor(array, name)
-            self._old.append((raw, read(raw)))
+            if keep:
+                self._old.append((raw, read(raw)))
             raw.assign(value)
 
     def undo(self) -> None:
@@ -82,7 +83,8 @@ class VariableTarget:
 
     def bind(self, staged: Staged) -> None:
         if self.name in staged:
-            self._assigned.assign(self._variable, staged[self.name], self.name)
+            value = staged[self.name]
+            self._assigned.assign(self._variable, value, self.name, keep=staged.undoable)
 
     def undo(self) -> None:
         self._assigned.undo()
@@ -137,7 +139,7 @@ class ObjectTarget:
     def bind(self, staged: Staged) -> None:
         for name, variable in self._asked:
             if name in staged:
-                self._assigned.assign(variable, staged[name], name)
+                self._assigned.assign(variable, staged[name], name, keep=staged.undoable)
 
     def undo(self) -> None:
         self._assigned.undo()
@@ -342,7 +344,7 @@ class OptimizerTarget:
             keras_optimizer.build(self._optimizer, self._build_on)
         variables = self._variables(self._optimizer)
         for name in asked:
-            self._assigned.assign(variables[name][0], staged[name], name)
+            self._assigned.assign(variables[name][0], staged[name], name, keep=staged.undoable)
 
     def undo(self) -> None:
         self._assigned.undo()

@@ -123,7 +123,7 @@ class ModuleTarget:
             value = staged_tensor(staged, entry.name, self._attributes(entry))
             overwrite = Overwrite(entry.tensor)
             self._overwrites.append(overwrite)
-            overwrite.apply(value)
+            overwrite.apply(value, keep=staged.undoable)
 
     def _attributes(self, entry: Entry) -> Mapping[str, object]:
         leaf = self._stored.get(entry.name)

@@ -271,8 +271,12 @@ class Overwrite:
         self.tensor = tensor
         self._undo: Callable[[], None] | None = None
 
-    def apply(self, value: Any) -> None:
-        """`value` has the tensor's shape; another dtype is converted by value."""
+    def apply(self, value: Any, *, keep: bool = True) -> None:
+        """`value` has the tensor's shape; another dtype is converted by value.
+
+        Args:
+            keep: Keep the old values for `undo`: as much host memory again.
+        """
         tensor = self.tensor
         if value.dtype != tensor.dtype:
             value = value.to(tensor.dtype)
@@ -283,8 +287,9 @@ class Overwrite:
             self._undo = lambda: setattr(tensor, "data", old)
             tensor.data = value.to(tensor.device, copy=True)
         else:
-            old = host_copy(tensor)
-            self._undo = lambda: _copy(tensor, old.view(tensor.dtype))
+            if keep:
+                old = host_copy(tensor)
+                self._undo = lambda: _copy(tensor, old.view(tensor.dtype))
             _copy(tensor, value)
 
     def _materialize(self, value: Any) -> None:
@@ -367,7 +372,8 @@ class TensorTarget:
 
     def bind(self, staged: Staged) -> None:
         if self.name in staged:
-            self._overwrite.apply(from_array(staged[self.name], _dtype_only(self._attributes)))
+            value = from_array(staged[self.name], _dtype_only(self._attributes))
+            self._overwrite.apply(value, keep=staged.undoable)
 
     def undo(self) -> None:
         self._overwrite.undo()
