@@ -94,6 +94,8 @@ class Values(dict[str, Any]):
 class Saved:
     """What the adapter captured of a tree of objects."""
 
+    undoable = True
+
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.leaves: dict[str, StoredLeaf] = {}
         self.arrays: dict[str, NDArray[Any]] = {}
