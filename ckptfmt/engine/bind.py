@@ -360,7 +360,7 @@ class GeneratorTarget:
             return
         state = {
             key: below[f"{self.name}/{key}" if self.name else key].value
-            for key in ("kind", "bit_generator")
+            for key in ("kind", "bit_generator", "has_gauss")
             if (f"{self.name}/{key}" if self.name else key) in below
         }
         expected, found = generator_kind(self._generator), state_kind(state)

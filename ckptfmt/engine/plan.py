@@ -111,8 +111,10 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     limit = options.encoded_region_nbytes
     cuts = _cuts(sources, lambda tensor: table[rows[tensor]], nbytes, codecs, limit)
     regions = _plan_regions(ndims, dims, nbytes, cuts)
-    nchunks, raw = _cut(regions.nbytes, chunk_nbytes[regions.owners])
-    _check_size(len(flat.names), sum(map(len, flat.names)), len(raw), options.digest)
+    chunk_nbytes = chunk_nbytes[regions.owners]
+    nchunks = -(-regions.nbytes // chunk_nbytes)
+    _check_size(len(flat.names), sum(map(len, flat.names)), int(nchunks.sum()), options.digest)
+    raw = _cut(regions.nbytes, chunk_nbytes, nchunks)
     tree = TreeSection(
         dtypes=table,
         leaf_names=flat.names,
@@ -238,14 +240,13 @@ def _cuts(
 
 
 def _cut(
-    nbytes: NDArray[np.int64], chunk_nbytes: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number of chunks of each region, and the raw size of each chunk."""
-    nchunks = -(-nbytes // chunk_nbytes)
+    nbytes: NDArray[np.int64], chunk_nbytes: NDArray[np.int64], nchunks: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The raw size of each chunk of regions of `nbytes`."""
     raw = np.repeat(chunk_nbytes, nchunks)
     if len(nbytes):
         raw[np.cumsum(nchunks) - 1] = nbytes - (nchunks - 1) * chunk_nbytes
-    return nchunks, raw
+    return raw
 
 
 def _chunk_nbytes(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptfmt import config
-from ckptfmt.engine.adapter import StoredLeaf, Target, TensorSource
+from ckptfmt.engine.adapter import ORDER_TENSOR, StoredLeaf, Target, TensorSource
 from ckptfmt.engine.bind import Comparison, Staged, make_target, maker_of
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
 from ckptfmt.engine.leaves import attributes_by_row, nest, parse_leaf_value
@@ -290,16 +290,25 @@ def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:
 def _bind_in_groups(
     targets: Sequence[Target], comparison: Comparison, source: Source, request: RestoreRequest
 ) -> None:
-    """One pass in bounded memory: tensors are read in groups, as the targets ask for them."""
+    """One pass in bounded memory: tensors are read in groups, as the targets ask for them.
+
+    If it is to be atomic, the callers' code and optimizers, which come first, still are: they keep
+    their old state. What follows them are plain copies of what was checked.
+    """
     rows = list(comparison.tensor_rows())
     arrays = GroupedArrays(source, rows, verify=request.verify, progress=request.progress)
     staged = Staged(comparison, arrays, undoable=False)
     changed: list[str] = []
-    for target in targets:
+    for position, target in enumerate(targets):
+        staged.undoable = request.atomic and target.order < ORDER_TENSOR
         try:
             target.bind(staged)
-        except Exception as error:
-            _partial(target, changed, arrays.given, error)
+        except BaseException as error:
+            if staged.undoable:
+                _roll_back(targets[: position + 1], error)
+            elif isinstance(error, Exception):
+                _partial(target, changed, arrays.given, error)
+            raise
         changed.append(target.name)
 
 

@@ -35,7 +35,7 @@ def generator_kind(obj: Any) -> str:
     if isinstance(obj, random.Random):
         return _PYTHON_KIND
     if isinstance(obj, np.random.RandomState):
-        return str(obj.get_state(legacy=False)["bit_generator"])
+        return _legacy(obj.get_state(legacy=False)["bit_generator"])
     source = obj.bit_generator if isinstance(obj, np.random.Generator) else obj
     return type(source).__name__
 
@@ -44,7 +44,15 @@ def state_kind(state: object) -> str:
     """Which generator a stored state is of; "" if it is none."""
     if not isinstance(state, dict):
         return ""
+    if "has_gauss" in state:
+        return _legacy(state.get("bit_generator"))
     return str(state.get("kind") or state.get("bit_generator") or "")
+
+
+def _legacy(bit_generator: object) -> str:
+    # A RandomState holds back every second normal number: its state says more than that of a
+    # Generator over the same bits, and neither goes on from the other's.
+    return f"RandomState({bit_generator})"
 
 
 def set_generator_state(obj: Any, state: Any, name: str = "") -> None:

@@ -145,8 +145,9 @@ def test_every_flipped_byte_of_a_data_file_is_found_named_and_never_returned(sma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("masks", [(1, 2, 4, 8), (16, 32, 64, 128), (255,)])
-def test_every_flipped_bit_of_every_data_file_is_found(small: Small, masks: Sequence[int]) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("masks", [(1,), (128,)])
+def test_every_flipped_byte_of_every_data_file_is_found(small: Small, masks: Sequence[int]) -> None:
     for key in small.keys("data"):
         check_flips_of_data(small, key, masks)
 
@@ -178,8 +179,8 @@ def test_every_flipped_byte_of_an_index_is_found_and_costs_at_most_its_step(smal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("masks", [(1, 2, 4, 8), (16, 32, 64, 128), (255,)])
-def test_every_flipped_bit_of_every_index_is_found(
+@pytest.mark.parametrize("masks", [(1,), (128,)])
+def test_every_flipped_byte_of_every_index_is_found(
     small: Small, step: int, masks: Sequence[int]
 ) -> None:
     with warnings.catch_warnings():
