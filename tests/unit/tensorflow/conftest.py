@@ -87,14 +87,14 @@ class Answers:
 
 
 class Values(dict[str, Any]):
+    undoable = True
+
     def subtree(self, name: str) -> Any:
         raise NotImplementedError
 
 
 class Saved:
     """What the adapter captured of a tree of objects."""
-
-    undoable = True
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.leaves: dict[str, StoredLeaf] = {}
