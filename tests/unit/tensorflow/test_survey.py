@@ -286,6 +286,8 @@ def test_bind_can_be_undone_bit_for_bit(saved: Save) -> None:
     target = ADAPTER.target(second, "m", [("m", second)])
 
     class Failing(dict[str, Any]):
+        undoable = True
+
         def __getitem__(self, name: str) -> Any:
             if name == "m/dec/b":
                 raise OSError("gone")
