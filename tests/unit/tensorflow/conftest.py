@@ -10,7 +10,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from ckptfmt.engine import StoredLeaf, TensorSource
 from ckptfmt.format import escape_key, join_name
@@ -98,7 +97,7 @@ class Saved:
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.leaves: dict[str, StoredLeaf] = {}
-        self.arrays: dict[str, NDArray[Any]] = {}
+        self.arrays = Values()
         self._rows: dict[object, int] = {}
         peers = list(tree.items())
         for name, obj in peers:
