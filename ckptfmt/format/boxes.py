@@ -37,14 +37,25 @@ def products(ndim: Column, dims: Column, where: str) -> Column:
             column = dims[begin[rows] + axis]
             made[rows] *= column.astype(np.int64)
             approx[rows] *= column
-    for row in np.flatnonzero(approx >= float(1 << 62)):
-        exact = math.prod(int(d) for d in dims[begin[row] : begin[row + 1]])
-        if exact > INT63_MAX:
-            corrupt(
-                "dims product overflows", "dims-overflow", f"{where}[{row}]", "below 2^63", exact
-            )
-        made[row] = exact
+    large = np.flatnonzero(approx >= float(1 << 62))
+    if len(large):
+        _refuse_overflow(ndim, begin, dims, large, where)
     return made
+
+
+def _refuse_overflow(ndim: Column, begin: Column, dims: Column, rows: Column, where: str) -> None:
+    """CorruptError if the exact product of one of these rows, none with a dim of 0, is too large."""
+    exact = np.ones(len(rows), np.int64)
+    over = np.zeros(len(rows), bool)
+    for axis in range(int(ndim[rows].max())):
+        here = np.flatnonzero(ndim[rows] > axis)
+        column = dims[begin[rows[here]] + axis].astype(np.int64)
+        over[here] |= exact[here] > INT63_MAX // column
+        exact[here] *= column
+    if over.any():
+        row = int(rows[np.argmax(over)])
+        product = math.prod(int(d) for d in dims[begin[row] : begin[row + 1]])
+        corrupt("dims product overflows", "dims-overflow", f"{where}[{row}]", "below 2^63", product)
 
 
 def are_inside(origins: Column, extents: Column, dims: Column) -> Column:
