@@ -209,6 +209,7 @@ TIME = re.compile(
 
 def check_dtype(name: str, bits: int) -> None:
     """M04-1."""
+    need(1 <= len(name.encode()) <= 255, "corrupt-dtype", "a name of no or too many bytes")
     known = BITS.get(name)
     if fixed := FIXED.match(name):
         known = int(fixed[2])

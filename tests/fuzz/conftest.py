@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import random
 import sys
@@ -72,7 +73,7 @@ class Mutator:
         elif rng.random() < 0.3:
             document.drop(path)
         else:
-            document.set(path, rng.choice([*OTHERS, rng.choice(slots)[1]]))
+            document.set(path, copy.deepcopy(rng.choice([*OTHERS, rng.choice(slots)[1]])))
 
     @staticmethod
     def bytes_of(document: Any, section: str) -> bytes:

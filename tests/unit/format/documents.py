@@ -128,7 +128,7 @@ class Document(Parts):
         """The document, with digests and lengths that fit what it holds now."""
         tree = pack(self.tree)
         about = self.about
-        if isinstance(about, dict) and about.get("tree_digest") == b"":
+        if isinstance(about, dict) and repr(about.get("tree_digest")) == "b''":
             about = {**about, "tree_digest": digest(tree, self.algorithm)}
         raw = [pack(about), pack(self.files), tree, pack(self.placement)]
         stored: list[bytes] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptfmt.format import limits
+from ckptfmt.format import dtypes, limits
 
 SPEC = (Path(__file__).parents[3] / "spec" / "09-versions-and-errors.md").read_text()
 
@@ -34,6 +34,7 @@ def row(words: str) -> str:
         ("elements of a tensor", limits.TENSOR_NBYTES_MAX),
         ("a leaf's name", limits.NAME_NBYTES_MAX),
         ("raw length of a chunk", limits.CHUNK_NBYTES_MAX),
+        ("a dtype's name", dtypes.NAME_MAX),
         ("a packed value", limits.VALUE_NBYTES_MAX),
     ],
 )
