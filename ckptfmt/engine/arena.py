@@ -36,7 +36,7 @@ def aligned_buffer(nbytes: int) -> Bytes:
         skip = -whole.ctypes.data % BLOCK_NBYTES
         return whole[skip : skip + nbytes]
     slack = _HUGE_NBYTES if nbytes >= _HUGE_NBYTES else 0
-    memory = mmap.mmap(-1, nbytes + slack)
+    memory = _map_anonymous(nbytes + slack)
     advice: Any = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None and slack:
         with suppress(OSError, ValueError):
@@ -44,6 +44,13 @@ def aligned_buffer(nbytes: int) -> Bytes:
     mapped: Bytes = np.frombuffer(memory, np.uint8)
     skip = -mapped.ctypes.data % _HUGE_NBYTES if slack else 0
     return mapped[skip : skip + nbytes]
+
+
+def _map_anonymous(nbytes: int) -> mmap.mmap:
+    """Private: Python's default is shared, with which a forked process writes into our buffers."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Ring:

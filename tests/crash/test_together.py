@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ckptfmt
@@ -72,3 +73,16 @@ def test_a_save_that_succeeded_stays_whole_whoever_collects(
     assert store.names() == ["a", "b"]
     store.gc(grace_s=0)
     assert crash.litter(store.backend) == []
+
+
+def test_what_is_loaded_and_staged_is_not_shared_with_a_forked_process(quick_path: Path) -> None:
+    tree = {"w": np.arange(1_000_000)}  # large enough for the arena
+    ckptfmt.save(tree, quick_path / "run")
+    loaded = ckptfmt.load(quick_path / "run", mode="read")
+
+    def child() -> None:
+        loaded["w"][:] = -1
+        ckptfmt.save({"w": np.full(1_000_000, -1)}, quick_path / "other")
+
+    assert os.waitstatus_to_exitcode(os.waitpid(start(child), 0)[1]) == 0
+    np.testing.assert_array_equal(loaded["w"], tree["w"])
