@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.progress import Reporter
@@ -18,6 +20,7 @@ from ckptfmt.engine.stage import stage_tensor
 from ckptfmt.engine.write import DataFiles
 from ckptfmt.format import (
     RAW,
+    SMALL_TENSOR_NBYTES,
     FilesSection,
     Pipeline,
     PlacementSection,
@@ -25,6 +28,9 @@ from ckptfmt.format import (
     digest_function,
     encode_chunk,
 )
+
+SMALL_RUN_MIN, SMALL_RUN_MAX = 8, 4096
+"""How many small regions are worth being written at once, and how many are at most."""
 
 
 @dataclass(slots=True)
@@ -54,6 +60,13 @@ class Placed:
         if place.pipeline:
             self.codecs[row] = self.pipelines.setdefault(place.pipeline, len(self.pipelines))
             self.digests[row] = place.digest
+
+    def put_all(self, rows: range, file: int, offsets: list[int], stored: list[int]) -> None:
+        """Raw chunks of one new file."""
+        number = self.table.setdefault(file, len(self.table))
+        self.files[rows.start : rows.stop] = [number] * len(rows)
+        self.offsets[rows.start : rows.stop] = offsets
+        self.stored[rows.start : rows.stop] = stored
 
     def repeat(self, row: int, first: int, count: int) -> None:
         """The rows [first, first + count) once more at `row`: a region that is stored already."""
@@ -100,7 +113,18 @@ def encode_regions(
     chunk_starts = tree.region_chunk_starts.tolist()
     sizes = tree.region_nbytes.tolist()
     tensor_nbytes = tree.tensor_nbytes.tolist()
-    for region, tensor in enumerate(tree.region_tensors.tolist()):
+    owners = tree.region_tensors.tolist()
+    small_until = _small_until(plan)
+    done = tried = 0
+    for region, tensor in enumerate(owners):
+        if region < done:
+            continue
+        if region >= tried and small_until[region] - region >= SMALL_RUN_MIN:
+            tried = min(small_until[region], region + SMALL_RUN_MAX)
+            done = encoder.run(region, tried, sizes)
+            if done > region:
+                reporter.advance(sum(sizes[region:done]))
+                continue
         if tensor != staged:
             payload = plan.payloads.get(tensor)
             data = stage_tensor(
@@ -120,6 +144,29 @@ def encode_regions(
     return encoder.placed
 
 
+def _small_until(plan: SavePlan) -> list[int]:
+    """Region -> where the run of small raw regions ends that begins at it; itself if it is none."""
+    tree = plan.tree
+    small = (tree.region_nchunks == 1) & (tree.region_nbytes < SMALL_TENSOR_NBYTES)
+    if any(codec[0] for codec in set(plan.codecs)):
+        encoded = np.fromiter((bool(c[0]) for c in plan.codecs), bool, len(plan.codecs))
+        small &= ~encoded[tree.region_tensors]
+    positions = np.arange(len(small))
+    ends = np.where(small, len(small), positions)
+    made: list[int] = np.minimum.accumulate(ends[::-1])[::-1].tolist()
+    return made
+
+
+def _buffer(source: TensorSource, payload: memoryview | None) -> Any:
+    """What holds a small tensor's packed bytes as they are, or None if they must be made."""
+    if payload is not None:
+        return payload
+    array = source.keep
+    if type(array) is np.ndarray and array.dtype.kind in "biufc" and array.dtype.isnative:
+        return array if array.flags.c_contiguous else None
+    return None
+
+
 class _Encoder:
     """Places the chunks of one region after another: shared, reused, or written."""
 
@@ -129,21 +176,46 @@ class _Encoder:
         self._width = plan.tree.chunk_digests.shape[1]
         self._digests = plan.tree.chunk_digests.reshape(-1).data
         self.placed = Placed.empty(len(plan.tree.chunk_raw))
-        self._seen: dict[tuple[int, bytes], int] = {}
+        self._seen: dict[bytes, int] = {}
+        """Joined digests of a region's chunks -> its first row."""
 
-    def _is_stored(self, row: int, count: int, nbytes: int, digests: bytes) -> bool:
+    def _is_stored(self, row: int, count: int, digests: bytes) -> bool:
         """Whether a region of this save has these very bytes: then it shares their place."""
         self._digests[row * self._width : (row + count) * self._width] = digests
-        first = self._seen.setdefault((nbytes, digests), row)
+        first = self._seen.setdefault(digests, row)
         if first == row:
             return False
         self.placed.repeat(row, first, count)
         return True
 
+    def run(self, first: int, last: int, sizes: list[int]) -> int:
+        """Small regions [first, last) at once, if all of them are in host memory as they are to be
+        stored and none is stored already. Returns the region to go on with.
+        """
+        tree, payloads = self._plan.tree, self._plan.payloads
+        owners = tree.region_tensors[first:last].tolist()
+        sources = self._plan.sources
+        buffers = [_buffer(sources[tensor], payloads.get(tensor)) for tensor in owners]
+        wanted = sizes[first:last]
+        if any(b is None for b in buffers) or [b.nbytes for b in buffers] != wanted:
+            return first
+        digests = list(map(self._digest, buffers))
+        if len(set(digests)) < len(digests) or not self._seen.keys().isdisjoint(digests):
+            return first
+        if self._bases.has_any(digests):
+            return first
+        row = int(tree.region_chunk_starts[first])
+        rows = range(row, row + len(digests))
+        self._digests[row * self._width : rows.stop * self._width] = b"".join(digests)
+        self._seen.update(zip(digests, rows))
+        number, offsets = self._files.add_small(range(first, last), rows, buffers, wanted)
+        self.placed.put_all(rows, number, offsets, wanted)
+        return last
+
     def small(self, region: int, row: int, view: memoryview) -> None:
         """A region of one raw chunk: the way of most tensors, kept short."""
         raw_digest = self._digest(view)
-        if self._is_stored(row, 1, len(view), raw_digest):
+        if self._is_stored(row, 1, raw_digest):
             return
         place = self._bases.find(raw_digest, len(view))
         if place is None:
@@ -157,7 +229,7 @@ class _Encoder:
         begins = [0, *np.cumsum(self._plan.tree.chunk_raw[first:last], dtype=np.int64).tolist()]
         pieces = [view[a:b] for a, b in pairwise(begins)]
         digests = list(self._threads.map(self._digest, pieces))
-        if self._is_stored(first, last - first, len(view), b"".join(digests)):
+        if self._is_stored(first, last - first, b"".join(digests)):
             return
         places = [self._bases.find(d, len(piece)) for d, piece in zip(digests, pieces)]
         new = [position for position, place in enumerate(places) if place is None]

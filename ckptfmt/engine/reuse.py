@@ -7,7 +7,7 @@ Spec: 08-protocol.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +47,10 @@ class Bases:
         usable_rows = good[index.placement.files] if len(good) else np.zeros(0, bool)
         for row in np.flatnonzero(usable_rows).tolist():
             self._rows.setdefault(flat[row * width : (row + 1) * width], (number, row))
+
+    def has_any(self, digests: Iterable[bytes]) -> bool:
+        """Whether a base has one of these chunks."""
+        return bool(self._rows) and not self._rows.keys().isdisjoint(digests)
 
     def find(self, raw_digest: bytes, raw_nbytes: int) -> Place | None:
         """A stored chunk with this content, or None."""

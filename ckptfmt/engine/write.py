@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,9 @@ class _File:
     regions: list[int] = field(default_factory=list)
     nchunks: list[int] = field(default_factory=list)
     chunks: list[int] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    stored: list[int] = field(default_factory=list)
+    encoded: dict[int, StoredChunk] = field(default_factory=dict)
     outlet: _Ring | _Kept | None = None
 
 
@@ -186,16 +189,55 @@ class DataFiles:
             file.outlet.put(offset, chunk.data)
             stored = len(chunk.data)
             places.append(Place(self._number, offset, stored, chunk.pipeline, chunk.digest))
+            if chunk.pipeline:
+                file.encoded[len(file.offsets)] = StoredChunk(b"", chunk.pipeline, chunk.digest)
+            file.offsets.append(offset)
+            file.stored.append(stored)
             offset += stored
         file.regions.append(region)
         file.nchunks.append(len(places))
         file.chunks += rows
-        file.places += places
+        self._grown(file, offset, nbytes)
+        return places
+
+    def add_small(
+        self, regions: range, rows: range, buffers: Sequence[Any], sizes: Sequence[int]
+    ) -> tuple[int, list[int]]:
+        """Write many small regions of one raw chunk each: as one piece of bytes.
+
+        Args:
+            buffers: Contiguous bytes of each region, below 64 KiB; `sizes` are theirs.
+        Returns:
+            The number of their file, and an offset for each.
+        """
+        file = self._file = self._file or self._begin()
+        assert file.outlet is not None
+        first = -(-file.end // ALIGN_NBYTES) * ALIGN_NBYTES
+        nbytes = np.array(sizes, np.int64)
+        padded = -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+        offsets = (first + np.cumsum(padded) - padded).tolist()
+        gaps = (padded - nbytes)[:-1]
+        if gaps.any():
+            zeros = bytes(ALIGN_NBYTES)
+            joints = [zeros[:gap] for gap in gaps.tolist()] + [b""]
+            data = b"".join(chain.from_iterable(zip(buffers, joints)))
+        else:
+            data = b"".join(buffers)
+        file.outlet.put(first, data)
+        file.regions += regions
+        file.nchunks += [1] * len(regions)
+        file.chunks += rows
+        file.offsets += offsets
+        file.stored += sizes
+        number = self._number
+        self._grown(file, offsets[-1] + sizes[-1], len(data))
+        return number, offsets
+
+    def _grown(self, file: _File, end: int, nbytes: int) -> None:
         self._left_nbytes -= nbytes
-        file.end = offset
+        file.end = end
         if file.end > self._target:
             self.flush()
-        return places
 
     def _begin(self) -> _File:
         file = _File(None)
@@ -251,7 +293,7 @@ class DataFiles:
         self.ids.append(file_id)
 
     def _table(self, file: _File, salt: int) -> DataTable:
-        tree, places = self._plan.tree, file.places
+        tree = self._plan.tree
         regions, chunks = np.array(file.regions, np.int64), np.array(file.chunks, np.int64)
         owners = tree.region_tensors[regions].astype(np.int64)
         ndims = tree.tensor_ndims[owners]
@@ -262,7 +304,13 @@ class DataFiles:
         first = np.repeat(tree.region_chunk_starts[regions], file.nchunks)
         begins = (ends - tree.chunk_raw)[chunks] - (ends - tree.chunk_raw)[first]
         pipelines: dict[Pipeline, int] = {RAW: 0}
-        codecs = [pipelines.setdefault(place.pipeline, len(pipelines)) for place in places]
+        codecs = np.zeros(len(chunks), np.uint8)
+        raw_digests = tree.chunk_digests[chunks]
+        stored_digests = raw_digests.copy() if file.encoded else None
+        for position, chunk in file.encoded.items():
+            codecs[position] = pipelines.setdefault(chunk.pipeline, len(pipelines))
+            assert stored_digests is not None
+            stored_digests[position] = np.frombuffer(chunk.digest, np.uint8)
         names = self._plan.names
         return DataTable(
             salt=salt,
@@ -275,12 +323,12 @@ class DataFiles:
             region_extents=tree.region_extents[boxes],
             region_nchunks=np.array(file.nchunks, np.uint32),
             chunk_starts=begins,
-            chunk_offsets=np.array([place.offset for place in places], np.uint64),
-            chunk_stored=np.array([place.stored_nbytes for place in places], np.uint32),
+            chunk_offsets=np.array(file.offsets, np.uint64),
+            chunk_stored=np.array(file.stored, np.uint32),
             chunk_raw=tree.chunk_raw[chunks],
-            chunk_codecs=np.array(codecs, np.uint8),
-            chunk_digests=tree.chunk_digests[chunks],
-            stored_digests=_digest_column([p.digest for p in places]) if any(codecs) else None,
+            chunk_codecs=codecs,
+            chunk_digests=raw_digests,
+            stored_digests=stored_digests,
             pipelines=tuple(pipelines),
         )
 
@@ -307,8 +355,3 @@ def _by_first_use(column: NDArray[Any]) -> tuple[list[int], NDArray[Any]]:
     rank = np.empty(len(order), np.uint16)
     rank[order] = np.arange(len(order))
     return values[order].tolist(), rank[inverse]
-
-
-def _digest_column(digests: Sequence[bytes]) -> NDArray[np.uint8]:
-    width = len(digests[0]) if digests else 0
-    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), width)
