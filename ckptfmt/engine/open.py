@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptfmt.engine.box import assemble, chunks_of, settle
+from ckptfmt.engine.box import Box, assemble, chunks_of, refuse, settle
 from ckptfmt.engine.catalog import (
     Listed,
     find,
@@ -25,7 +26,13 @@ from ckptfmt.engine.leaves import nest, packed_values, parse_leaf_value
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader, read_tensors
 from ckptfmt.engine.select import Matcher, nearest
-from ckptfmt.errors import CorruptError, MissingExtraError, NotFoundError, UsageError
+from ckptfmt.errors import (
+    CorruptError,
+    MissingExtraError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, digest, numpy_dtype
 from ckptfmt.format import Index as Document
@@ -117,6 +124,16 @@ class Checkpoint(Mapping[str, Any]):
     def close(self) -> None:
         """Give back connections; arrays and values stay."""
         self.backend.close()
+
+    @cached_property
+    def object_rows(self) -> frozenset[int]:
+        """Tensors of strings that were object arrays, and come back as such."""
+        tree = self.index.tree
+        attribute = tree.leaf_attributes.get("numpy.object")
+        if attribute is None:
+            return frozenset()
+        kinds = tree.leaf_kinds[attribute.rows]
+        return frozenset(tree.leaf_rows[attribute.rows[kinds == LEAF_TENSOR]].tolist())
 
     def __len__(self) -> int:
         return len(self.index.tree.leaf_names)
@@ -233,6 +250,8 @@ class StoredTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        if self.row in self._checkpoint.object_rows:
+            return np.dtype(object)
         return numpy_dtype(self._checkpoint.index.tree.dtype(self.row))
 
     @property
@@ -291,7 +310,7 @@ class StoredTensor:
             out: Filled and returned if given; its shape and dtype must be those of the result.
             verify: Check the chunks read.
         Raises:
-            MismatchError: `out` does not fit.
+            UsageError: The index or `out` does not fit.
         """
         if out is not None:
             _check_out(out, self)
@@ -357,9 +376,30 @@ class StoredTensor:
         def fill(domain: Any, chunk: Any, parameters: Any) -> None:
             chunk[...] = self.read(domain.index_exp)
 
-        return tensorstore.virtual_chunked(
-            fill, dtype=self.dtype, shape=self.shape, schema=tensorstore.Schema(rank=self.ndim)
-        )
+        try:
+            dtype = tensorstore.dtype(self.dtype)
+        except (TypeError, ValueError) as error:
+            raise UnsupportedError(
+                "TensorStore has no such dtype",
+                reason="dtype",
+                where=repr(self.name),
+                found=self.dtype_name,
+                do="use .read()",
+            ) from error
+        shape = self._grid()
+        layout = tensorstore.ChunkLayout(chunk_shape=shape) if self.ndim else None
+        return tensorstore.virtual_chunked(fill, dtype=dtype, shape=self.shape, chunk_layout=layout)
+
+    def _grid(self) -> list[int]:
+        """The shape of about one chunk: what a view reads at a time."""
+        index = self._checkpoint.index
+        rows = index.tree.chunk_raw[self._chunk_rows()]
+        left = max(1, int(rows.max()) // self.dtype.itemsize) if len(rows) else 1
+        made: list[int] = []
+        for length in reversed(self.shape):
+            made.insert(0, max(1, min(length, left)))
+            left //= made[0]
+        return made
 
 
 def _check_out(out: Array, tensor: StoredTensor) -> None:
@@ -390,11 +430,31 @@ def _read_boxes(
                 do="plain values are read whole: checkpoint[name]",
             )
         boxes[name] = settle(index, leaf.row, region, name)
-        rows[name] = chunks_of(index, boxes[name])
-    wanted = [touched for by_region in rows.values() for touched in by_region.values()]
-    reader = ChunkReader(checkpoint.backend, index, verify=verify)
+    whole = [name for name, box in boxes.items() if box.is_whole(index.tree.shape(box.tensor))]
+    made = {}
     with Reporter(_SILENT, "read", 0) as reporter:
-        chunks = reader.chunks(
-            np.concatenate(wanted) if wanted else np.zeros(0, np.int64), reporter
-        )
-    return {name: assemble(index, box, rows[name], chunks) for name, box in boxes.items()}
+        for name in whole:
+            # Straight into its own memory. One by one: two names may be one tensor.
+            row = boxes[name].tensor
+            made[name] = read_tensors(
+                checkpoint.backend, index, [row], mode="read", verify=verify, reporter=reporter
+            )[row]
+        rows = {name: chunks_of(index, box) for name, box in boxes.items() if name not in made}
+        wanted = [touched for by_region in rows.values() for touched in by_region.values()]
+        if wanted:
+            reader = ChunkReader(checkpoint.backend, index, verify=verify)
+            chunks = reader.chunks(np.concatenate(wanted), reporter)
+        else:
+            chunks = {}
+    made |= {name: assemble(index, boxes[name], rows[name], chunks) for name in rows}
+    return {name: _finished(checkpoint, box, made[name], name) for name, box in boxes.items()}
+
+
+def _finished(checkpoint: Checkpoint, box: Box, array: Array, name: str) -> Array:
+    """The index's flips and dropped axes applied; strings in the kind of array they were."""
+    if box.tensor in checkpoint.object_rows:
+        array = array.astype(object)
+    try:
+        return np.asarray(array[box.local]) if box.local else array
+    except (IndexError, TypeError, ValueError) as error:
+        refuse(box.local, name, error)

@@ -26,7 +26,7 @@ from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeS
 from ckptfmt.engine.tree import find_peers, walk
 from ckptfmt.errors import PartialRestoreError, UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name
+from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name
 from ckptfmt.types import Mode, RestoreReport, Select
 
 Array = NDArray[Any]
@@ -82,7 +82,8 @@ def load_tree(
             verify=verify,
             reporter=reporter,
         )
-    _as_objects(checkpoint, arrays)
+    for row in checkpoint.object_rows & arrays.keys():
+        arrays[row] = arrays[row].astype(object)
     attributes = attributes_by_row(tree.leaf_attributes, tree.leaf_names) if convert else {}
     leaves: list[Any] = []
     for position, kind, row in zip(positions, kinds.tolist(), rows.tolist()):
@@ -97,18 +98,6 @@ def load_tree(
             data = tree.values[row] if kind == LEAF_VALUE else arrays[row].tobytes()
             leaves.append(parse_leaf_value(data, tree.leaf_names[position]))
     return nest(checkpoint.index, positions, leaves, partial=names is not None)
-
-
-def _as_objects(checkpoint: Checkpoint, arrays: dict[int, Array]) -> None:
-    """String tensors that were object arrays come back as object arrays."""
-    tree = checkpoint.index.tree
-    attribute = tree.leaf_attributes.get("numpy.object")
-    if attribute is None:
-        return
-    for position in attribute.rows.tolist():
-        row = int(tree.leaf_rows[position])
-        if row in arrays and tree.leaf_kinds[position] != LEAF_PACKED:
-            arrays[row] = arrays[row].astype(object)
 
 
 def check_limit(nbytes: int, max_nbytes: int | None) -> None:

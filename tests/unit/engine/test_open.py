@@ -1,0 +1,228 @@
+"""A checkpoint opened lazily: a mapping of names, and tensors that are read in parts. Spec: 07-index."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ckptfmt
+from ckptfmt.testing import difference
+
+# -- the mapping --------------------------------------------------------------------------------
+
+
+def test_open_reads_the_index_and_no_data(counted: Any, tree: dict[str, Any]) -> None:
+    ckptfmt.save(tree, counted.store, step=1)
+    counted.backend.forget()
+    checkpoint = ckptfmt.open(counted.store)
+    checkpoint.tree()
+    list(checkpoint.items())
+    assert checkpoint["model/embed"].shape == (5, 12)
+    assert counted.backend.data_reads() == []
+
+
+def test_a_checkpoint_is_a_mapping_of_leaf_names(tmp_path: Path, tree: dict[str, Any]) -> None:
+    ckptfmt.save(tree, tmp_path, step=1)
+    with ckptfmt.open(tmp_path) as checkpoint:
+        assert isinstance(checkpoint, Mapping)
+        names = list(checkpoint)
+        assert names == checkpoint.names()
+        assert names[:3] == ["model/embed", "model/head", "model/bias"]
+        assert len(checkpoint) == len(names) == 11
+        assert "step" in checkpoint
+        assert "model" not in checkpoint
+        assert checkpoint["step"] == 7
+        assert checkpoint["pair"] == (1, [None, "x"])
+        assert checkpoint["empty"] == {}
+        assert checkpoint["layers/1/scale"] == np.float32(0.5)
+        assert checkpoint.get("nothing", "default") == "default"
+        assert [name for name, _ in checkpoint.items()] == names
+        assert dict(checkpoint)["step"] == 7
+        assert "11 leaves" in repr(checkpoint)
+
+
+def test_a_name_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    ckptfmt.save({"model": {"encoder.0.weight": np.ones(2), "x": 1}}, tmp_path)
+    checkpoint = ckptfmt.open(tmp_path)
+    with pytest.raises(ckptfmt.NotFoundError, match=r"'model/encoder\.0\.weight'"):
+        checkpoint["model/encoder.1.weight"]
+    with pytest.raises(KeyError, match=r"encoder\.0\.weight"):
+        checkpoint["encoder.0.weight"]
+    with pytest.raises(ckptfmt.NotFoundError, match="ckptfmt show"):
+        checkpoint["qqqqqq"]
+
+
+def test_what_it_returned_outlives_it(tmp_path: Path) -> None:
+    ckptfmt.save({"a": np.arange(9)}, tmp_path)
+    with ckptfmt.open(tmp_path) as checkpoint:
+        mapped, stored = checkpoint["a"].mmap(), checkpoint["a"]
+    assert mapped.tolist() == list(range(9))
+    assert stored.read().tolist() == list(range(9))
+
+
+def test_names_are_selected_and_may_match_nothing(tmp_path: Path, tree: dict[str, Any]) -> None:
+    ckptfmt.save(tree, tmp_path)
+    checkpoint = ckptfmt.open(tmp_path)
+    assert checkpoint.names("layers") == ["layers/0", "layers/1/scale"]
+    assert checkpoint.names(["step", "model/*e*d"]) == ["model/embed", "model/head", "step"]
+    assert checkpoint.names("nothing") == []
+    assert checkpoint.names(lambda name: name.count("/") == 2) == ["layers/1/scale"]
+
+
+def test_ties_are_named(tmp_path: Path) -> None:
+    one, two = np.ones(3), np.ones(3)
+    saved = {"a": one, "b": two, "c": one, "d": [two, one], "e": np.ones(3), "v": 1, "w": 1}
+    ckptfmt.save(saved, tmp_path)
+    assert ckptfmt.open(tmp_path).ties() == [["a", "c", "d/1"], ["b", "d/0"]]
+
+
+def test_the_tree_has_stored_tensors_in_place_of_arrays(tmp_path: Path) -> None:
+    saved = {"o": collections.OrderedDict(a=np.ones(2)), "l": (np.ones(1), 5), 3: "x"}
+    ckptfmt.save(saved, tmp_path)
+    tree = ckptfmt.open(tmp_path).tree()
+    assert isinstance(tree["o"], collections.OrderedDict)
+    assert tree["o"]["a"].shape == (2,)
+    assert (tree["l"][1], tree[3]) == (5, "x")
+
+
+def test_load_of_an_open_checkpoint_is_the_same(tmp_path: Path, tree: dict[str, Any]) -> None:
+    ckptfmt.save(tree, tmp_path)
+    checkpoint = ckptfmt.open(tmp_path)
+    assert not difference(checkpoint.load(), tree)
+    assert list(checkpoint.load(names="step", mode="mmap")) == ["step"]
+    like = {"layers": [np.zeros(3), {"scale": 0}]}
+    loaded = checkpoint.load(names="layers", like=like)
+    assert not difference(loaded, {"layers": tree["layers"]})
+
+
+def test_an_open_checkpoint_stays_what_it_was(tmp_path: Path) -> None:
+    ckptfmt.save({"a": np.arange(5)}, tmp_path)
+    checkpoint = ckptfmt.open(tmp_path)
+    ckptfmt.save({"a": np.zeros(5, np.int64)}, tmp_path)
+    assert checkpoint["a"].read().tolist() == [0, 1, 2, 3, 4]
+    assert checkpoint.info.generation == 0
+    ckptfmt.Store(tmp_path).gc(grace_s=0)
+    with pytest.raises(ckptfmt.CorruptError, match="missing"):
+        checkpoint["a"].read()
+
+
+# -- a stored tensor ----------------------------------------------------------------------------
+
+
+def test_a_stored_tensor_says_what_it_is(tmp_path: Path) -> None:
+    saved = {
+        "w": np.zeros((300, 100), np.float32),
+        "h": np.ones((2, 3), ml_dtypes.bfloat16),
+        "i": np.ones((3, 3), ml_dtypes.int4),
+        "s": np.array(["a"], object),
+        "z": np.zeros((0, 4)),
+        "n": np.array(1.5),
+    }
+    ckptfmt.save(saved, tmp_path, codec="zstd")
+    checkpoint = ckptfmt.open(tmp_path)
+    w = checkpoint["w"]
+    assert (w.name, w.shape, w.dtype, w.nbytes) == ("w", (300, 100), np.float32, 120_000)
+    assert w.codec == "zstd"
+    assert w.stored_nbytes < 1000
+    assert len(w.digest) == 32
+    assert w.ndim == 2
+    assert checkpoint["h"].dtype == ml_dtypes.bfloat16
+    assert (checkpoint["i"].nbytes, checkpoint["i"].dtype) == (5, ml_dtypes.int4)
+    assert (checkpoint["z"].nbytes, checkpoint["z"].codec, checkpoint["z"].shape) == (
+        0,
+        "raw",
+        (0, 4),
+    )
+    assert checkpoint["n"].shape == ()
+    assert "'w' float32 [300, 100]" in repr(w)
+
+
+def test_equal_content_cut_alike_has_an_equal_digest(tmp_path: Path) -> None:
+    saved = {"a": np.arange(9), "b": np.arange(9), "c": np.arange(1, 10)}
+    ckptfmt.save(saved, tmp_path)
+    checkpoint = ckptfmt.open(tmp_path)
+    assert checkpoint["a"].digest == checkpoint["b"].digest != checkpoint["c"].digest
+
+
+def test_numpy_takes_a_stored_tensor_for_an_array(tmp_path: Path) -> None:
+    ckptfmt.save({"a": np.arange(6.0).reshape(2, 3)}, tmp_path)
+    stored = ckptfmt.open(tmp_path)["a"]
+    assert np.asarray(stored).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert np.asarray(stored, np.float32).dtype == np.float32
+    assert float(np.sum(stored)) == 15
+    with pytest.raises(ckptfmt.UsageError, match="without a copy"):
+        np.asarray(stored, copy=False)
+
+
+def test_out_is_filled_and_returned(tmp_path: Path) -> None:
+    ckptfmt.save({"a": np.arange(12).reshape(3, 4)}, tmp_path)
+    stored = ckptfmt.open(tmp_path)["a"]
+    out = np.zeros((3, 4), np.int64)
+    assert stored.read(out=out) is out
+    assert out.tolist() == np.arange(12).reshape(3, 4).tolist()
+    row = np.zeros((8,), np.int64)[::2]
+    stored.read(1, out=row)
+    assert row.tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "out",
+    [np.zeros((4, 3), np.int64), np.zeros((3, 4)), np.zeros(12, np.int64), np.zeros((3, 4), ">i8")],
+)
+def test_an_out_that_does_not_fit_is_refused_and_untouched(tmp_path: Path, out: Any) -> None:
+    ckptfmt.save({"a": np.arange(1, 13).reshape(3, 4)}, tmp_path)
+    stored = ckptfmt.open(tmp_path)["a"]
+    with pytest.raises(ckptfmt.UsageError, match="out has another"):
+        stored.read(out=out)
+    assert not out.any()
+    frozen = np.zeros((3, 4), np.int64)
+    frozen.flags.writeable = False
+    with pytest.raises(ckptfmt.UsageError, match="read-only"):
+        stored.read(out=frozen)
+
+
+def test_mmap_is_lazy_private_and_unchecked(tmp_path: Path) -> None:
+    ckptfmt.save({"a": np.zeros(50_000), "z": np.zeros((0, 2))}, tmp_path)
+    [file] = (tmp_path / "data").iterdir()
+    data = bytearray(file.read_bytes())
+    data[4096] ^= 1
+    file.write_bytes(data)
+    checkpoint = ckptfmt.open(tmp_path)
+    mapped = checkpoint["a"].mmap()
+    assert int(mapped.view(np.uint8).sum()) == 1
+    mapped[:] = 3
+    assert file.read_bytes() == bytes(data)
+    assert checkpoint["z"].mmap().shape == (0, 2)
+    with pytest.raises(ckptfmt.CorruptError):
+        checkpoint["a"].read()
+    assert int(checkpoint["a"].read(verify=False).view(np.uint8).sum()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "bool"])
+def test_tensorstore_reads_only_the_chunks_that_a_slice_touches(counted: Any, dtype: str) -> None:
+    pytest.importorskip("tensorstore")
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    array = np.arange(64 * 256).reshape(64, 256).astype(kind)
+    ckptfmt.save({"a": array}, counted.store, chunk_nbytes=4096)
+    view = ckptfmt.open(counted.store)["a"].tensorstore()
+    assert (view.shape, view.dtype.numpy_dtype) == ((64, 256), kind)
+    counted.backend.forget()
+    part = view[3:5, 10:20].read().result()
+    assert (part == array[3:5, 10:20]).all()
+    if dtype == "float32":
+        assert counted.backend.data_nbytes() <= 8192
+    assert (view[::2, 7].read().result() == array[::2, 7]).all()
+
+
+def test_what_tensorstore_does_not_have_is_unsupported(tmp_path: Path) -> None:
+    pytest.importorskip("tensorstore")
+    ckptfmt.save({"s": np.array(["a"], object), "t": np.array(["2020"], "M8[D]")}, tmp_path)
+    for name in ("s", "t"):
+        with pytest.raises(ckptfmt.UnsupportedError, match=f"'{name}'"):
+            ckptfmt.open(tmp_path)[name].tensorstore()
