@@ -33,7 +33,9 @@ from ckptfmt.format import (
     Index,
     check_chunk,
     decode_chunk,
+    digest_function,
     empty_array,
+    numpy_dtype,
     parse_array,
     ragged,
 )
@@ -58,12 +60,14 @@ def mark_damaged(backend: Backend, file: str) -> None:
 class _Work:
     """One read: which chunk goes where.
 
-    `views` and `buffers` are by region; `users` is chunk row -> the rows that have the same stored
-    range, itself first.
+    Attributes:
+        shared: Chunk row -> the other wanted rows that have the same stored range.
+        is_view: By region row: whether it is handed out as a view of its run's buffer.
+        buffers: Region row -> its bytes.
     """
 
-    users: dict[int, list[int]]
-    views: set[int]
+    shared: dict[int, list[int]]
+    is_view: NDArray[np.bool_]
     buffers: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
 
@@ -94,11 +98,11 @@ class ChunkReader:
         """
         tree = self.index.tree
         rows = ragged(tree.region_chunk_starts[regions], tree.region_nchunks[regions])
-        work = self._plan(rows, regions, own)
-        for region in regions.tolist():
-            if region not in work.views:
-                work.buffers[region] = aligned_buffer(int(tree.region_nbytes[region]))
-        reps = np.fromiter(work.users, np.int64, len(work.users))
+        reps, work = self._plan(rows, regions, own)
+        for region in regions[~work.is_view[regions]].tolist():
+            nbytes = int(tree.region_nbytes[region])
+            large = nbytes >= MAP_NBYTES_MIN
+            work.buffers[region] = aligned_buffer(nbytes) if large else np.empty(nbytes, np.uint8)
         runs = plan_runs(self.index.placement, reps, groups=self._region_of[reps])
         with Threads() as threads:
             for run in runs:
@@ -106,7 +110,10 @@ class ChunkReader:
             threads.drain()
         return work.buffers
 
-    def _plan(self, rows: NDArray[np.int64], regions: NDArray[np.int64], own: bool) -> _Work:
+    def _plan(
+        self, rows: NDArray[np.int64], regions: NDArray[np.int64], own: bool
+    ) -> tuple[NDArray[np.int64], _Work]:
+        """The rows to read, one for each stored range, and who gets what."""
         placement = self.index.placement
         files, offsets = placement.files[rows], placement.offsets[rows]
         order = np.lexsort((rows, offsets, files))
@@ -115,21 +122,19 @@ class ChunkReader:
         same[1:] = (files[order][1:] == files[order][:-1]) & (
             offsets[order][1:] == offsets[order][:-1]
         )
-        users: dict[int, list[int]] = {}
-        last = -1
-        for row, repeated in zip(ordered.tolist(), same.tolist()):
-            if repeated:
-                users[last].append(row)
-            else:
-                users[row] = [row]
-                last = row
-        views = set() if own else self._contiguous(regions)
+        shared: dict[int, list[int]] = {}
+        leads = np.maximum.accumulate(np.where(same, -1, np.arange(len(rows))))
+        for position in np.flatnonzero(same).tolist():
+            shared.setdefault(int(ordered[leads[position]]), []).append(int(ordered[position]))
+        is_view = np.zeros(len(self.index.tree.region_nchunks), bool)
+        if not own:
+            is_view[regions] = self._contiguous(regions)
         # A stored range is handed out as a view once: no write may reach another name.
-        views -= {int(self._region_of[row]) for rest in users.values() for row in rest[1:]}
-        return _Work(users, views)
+        is_view[self._region_of[ordered[same]]] = False
+        return ordered[~same], _Work(shared, is_view)
 
-    def _contiguous(self, regions: NDArray[np.int64]) -> set[int]:
-        """Regions of fixed width whose chunks are raw and one contiguous range."""
+    def _contiguous(self, regions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some regions have raw chunks that are one contiguous range."""
         tree, placement = self.index.tree, self.index.placement
         bad = placement.codecs != 0
         files, offsets = placement.files, placement.offsets.astype(np.int64)
@@ -139,7 +144,8 @@ class ChunkReader:
         bad[1:] |= inner & apart
         broken = np.zeros(len(tree.region_nchunks), bool)
         broken[self._region_of[bad]] = True
-        return set(regions[~broken[regions]].tolist())
+        made: NDArray[np.bool_] = ~broken[regions]
+        return made
 
     def _read_run(self, run: Run, work: _Work, threads: Threads, reporter: Reporter) -> None:
         # Of a local file whole blocks are read, so that the pieces can come directly from the disk;
@@ -155,11 +161,15 @@ class ChunkReader:
             out = buffer[span[0] - base : span[1] - base].data
             task = partial(self._read_piece, run.file, span, rows, out, work=work, tell=reporter)
             threads.submit(task, b - a)
-        at = self.index.tree.region_chunk_starts
-        for region in np.unique(self._region_of[run.chunks]).tolist():
-            if region in work.views:
-                a = int(self.index.placement.offsets[at[region]]) - base
-                work.buffers[region] = buffer[a : a + int(self.index.tree.region_nbytes[region])]
+        tree = self.index.tree
+        whole = np.unique(self._region_of[run.chunks])
+        whole = whole[work.is_view[whole]]
+        starts = (
+            self.index.placement.offsets[tree.region_chunk_starts[whole]].astype(np.int64) - base
+        )
+        ends = starts + tree.region_nbytes[whole]
+        for region, a, b in zip(whole.tolist(), starts.tolist(), ends.tolist()):
+            work.buffers[region] = buffer[a:b]
 
     def _read_piece(
         self,
@@ -174,18 +184,31 @@ class ChunkReader:
         a, b = span
         self._get(file, a, b, out)
         placement = self.index.placement
-        for row in rows:
-            offset, nbytes = int(placement.offsets[row]), int(placement.stored[row])
-            stored = out[offset - a : offset - a + nbytes]
-            copies = [u for u in work.users[row] if int(self._region_of[u]) not in work.views]
-            raw = self._check(row, stored, needed=bool(copies))
+        chosen = np.array(rows)
+        offsets = (placement.offsets[chosen].astype(np.int64) - a).tolist()
+        sizes = placement.stored[chosen].tolist()
+        if work.is_view[self._region_of[chosen]].all() and not any(r in work.shared for r in rows):
+            self._check_raw(rows, [out[o : o + n] for o, n in zip(offsets, sizes)])
+            tell.advance(sum(sizes))
+            return
+        for row, offset, nbytes in zip(rows, offsets, sizes):
+            users = [row, *work.shared.get(row, ())]
+            copies = [u for u in users if not work.is_view[self._region_of[u]]]
+            raw = self._check(row, out[offset : offset + nbytes], needed=bool(copies))
             for user in copies:
                 start = int(self._starts[user])
                 target = work.buffers[int(self._region_of[user])]
                 target[start : start + len(raw)] = np.frombuffer(raw, np.uint8)
-        tell.advance(
-            sum(int(self.index.tree.chunk_raw[u]) for row in rows for u in work.users[row])
-        )
+            tell.advance(sum(int(self.index.tree.chunk_raw[u]) for u in users))
+
+    def _check_raw(self, rows: Sequence[int], pieces: Sequence[memoryview]) -> None:
+        """Verify raw chunks at once; only if one is wrong it is looked for."""
+        if not self.verify:
+            return
+        found = b"".join(map(digest_function(self.index.header.algorithm), pieces))
+        if found != self.index.tree.chunk_digests[np.array(rows)].tobytes():
+            for row, piece in zip(rows, pieces):
+                self._check(row, piece, needed=False)
 
     def _get(self, file: int, start: int, stop: int, out: memoryview) -> None:
         file_id = self.index.files.ids[file]
@@ -311,8 +334,7 @@ class ChunkReader:
         unique = np.zeros(len(regions), bool)
         unique[once] = True
         made &= unique
-        whole = np.fromiter((r in good for r in regions.tolist()), bool, len(regions))
-        both: NDArray[np.bool_] = made & whole
+        both: NDArray[np.bool_] = made & good
         return both
 
     def maps(self, regions: NDArray[np.int64], reporter: Reporter) -> dict[int, NDArray[np.uint8]]:
@@ -322,16 +344,16 @@ class ChunkReader:
             UnsupportedError: kind `unsupported-mmap` names the tensor, or the store.
         """
         tree, placement = self.index.tree, self.index.placement
-        good = self._contiguous(regions)
+        good = self._contiguous(regions).tolist()
         made: dict[int, NDArray[np.uint8]] = {}
         mapped: dict[int, NDArray[np.uint8]] = {}
         taken: set[tuple[int, int]] = set()
         at = tree.region_chunk_starts.tolist()
         batch, batch_nbytes = list[tuple[int, memoryview]](), 0
         with Threads() as threads:
-            for region in regions.tolist():
+            for region, fits in zip(regions.tolist(), good):
                 row = at[region]
-                if region not in good:
+                if not fits:
                     raise self._no_map(region, "its chunks are encoded, or not one range")
                 file, offset = int(placement.files[row]), int(placement.offsets[row])
                 if file not in mapped or (file, offset) in taken:
@@ -442,7 +464,27 @@ def read_tensors(
             found=repr(mode),
             do="choose one of these",
         )
-    return {tensor: _array(index, tensor, buffers) for tensor in rows.tolist()}
+    return _arrays(index, rows, buffers)
+
+
+def _arrays(
+    index: Index, rows: NDArray[np.int64], buffers: Mapping[int, NDArray[np.uint8]]
+) -> dict[int, Array]:
+    """Tensor row -> array: of one region of whole bytes a view, without further ado."""
+    tree = index.tree
+    plain = [None if d.is_packed or d.is_variable else numpy_dtype(d) for d in tree.dtypes]
+    dtypes = [plain[row] for row in tree.tensor_dtypes[rows].tolist()]
+    first = tree.tensor_region_starts[rows].tolist()
+    counts = (tree.tensor_region_starts[rows + 1] - tree.tensor_region_starts[rows]).tolist()
+    dims, at = tree.tensor_dims.tolist(), tree.dims_starts.tolist()
+    made: dict[int, Array] = {}
+    for tensor, dtype, region, count in zip(rows.tolist(), dtypes, first, counts):
+        if count == 1 and dtype is not None:
+            shape = dims[at[tensor] : at[tensor + 1]]
+            made[tensor] = np.ndarray(shape, dtype, buffers[region])
+        else:
+            made[tensor] = _array(index, tensor, buffers)
+    return made
 
 
 def _array(index: Index, tensor: int, buffers: Mapping[int, NDArray[np.uint8]]) -> Array:
