@@ -45,7 +45,7 @@ test-slow: $(READY) $(MODEL) ## the long tests: crash loops, big trees, the demo
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m slow --timeout 1800 $(ARGS) </dev/null
 
 lint: $(READY) ## ruff and mypy --strict
-	$(BIN)/ruff check --quiet $(CODE)
+	$(BIN)/ruff check --quiet --output-format concise $(CODE)
 	$(BIN)/ruff format --quiet --check $(CODE)
 	$(BIN)/mypy --no-error-summary
 

@@ -52,7 +52,7 @@ _PUBLIC = {
 }
 _SUBPACKAGES = ("torch", "tensorflow")
 
-__all__ = [*sorted(_PUBLIC), "__version__"]  # noqa: PLE0604
+__all__ = [*sorted(_PUBLIC), "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from ckptfmt.config import configure as configure
     from ckptfmt.engine.api import (
         load as load,
-        open as open,  # noqa: A004
+        open as open,
         plan as plan,
         restore as restore,
         save as save,
