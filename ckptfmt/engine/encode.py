@@ -193,6 +193,7 @@ class _Encoder:
         stored and none is stored already. Returns the region to go on with.
         """
         tree, payloads = self._plan.tree, self._plan.payloads
+        last = first + self._files.fitting(sizes[first:last])
         owners = tree.region_tensors[first:last].tolist()
         sources = self._plan.sources
         buffers = [_buffer(sources[tensor], payloads.get(tensor)) for tensor in owners]

@@ -200,6 +200,14 @@ class DataFiles:
         self._grown(file, offset, nbytes)
         return places
 
+    def fitting(self, sizes: Sequence[int]) -> int:
+        """How many small regions go into the file in the making: up to the one that passes the
+        size at which a file ends."""
+        end = HEAD_NBYTES if self._file is None else self._file.end
+        padded = -(-np.array(sizes, np.int64) // ALIGN_NBYTES) * ALIGN_NBYTES
+        passed = end + np.cumsum(padded) - padded + sizes > self._target
+        return int(np.argmax(passed)) + 1 if passed.any() else len(sizes)
+
     def add_small(
         self, regions: range, rows: range, buffers: Sequence[Any], sizes: Sequence[int]
     ) -> tuple[int, list[int]]:
