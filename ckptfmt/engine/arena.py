@@ -32,11 +32,12 @@ _lock = threading.Lock()
 def aligned_buffer(nbytes: int) -> Bytes:
     """Bytes, not initialised, that begin on a page; from 2 MiB on in huge pages where offered."""
     if nbytes < _MAP_NBYTES_MIN:
-        whole = np.empty(nbytes + BLOCK_NBYTES, np.uint8)
-        skip = -whole.ctypes.data % BLOCK_NBYTES
-        return whole[skip : skip + nbytes]
+        return _heap_buffer(nbytes)
     slack = _HUGE_NBYTES if nbytes >= _HUGE_NBYTES else 0
-    memory = _map_anonymous(nbytes + slack)
+    try:
+        memory = _map_anonymous(nbytes + slack)
+    except OSError:  # no memory for a map: what NumPy says of it is a MemoryError
+        return _heap_buffer(nbytes)
     advice: Any = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None and slack:
         with suppress(OSError, ValueError):
@@ -44,6 +45,12 @@ def aligned_buffer(nbytes: int) -> Bytes:
     mapped: Bytes = np.frombuffer(memory, np.uint8)
     skip = -mapped.ctypes.data % _HUGE_NBYTES if slack else 0
     return mapped[skip : skip + nbytes]
+
+
+def _heap_buffer(nbytes: int) -> Bytes:
+    whole = np.empty(nbytes + BLOCK_NBYTES, np.uint8)
+    skip = -whole.ctypes.data % BLOCK_NBYTES
+    return whole[skip : skip + nbytes]
 
 
 def _map_anonymous(nbytes: int) -> mmap.mmap:

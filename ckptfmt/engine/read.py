@@ -98,6 +98,7 @@ class ChunkReader:
         """
         tree = self.index.tree
         rows = ragged(tree.region_chunk_starts[regions], tree.region_nchunks[regions])
+        self._check_sizes(rows)
         reps, work = self._plan(rows, regions, own)
         for region in regions[~work.is_view[regions]].tolist():
             nbytes = int(tree.region_nbytes[region])
@@ -209,6 +210,21 @@ class ChunkReader:
         if found != self.index.tree.chunk_digests[np.array(rows)].tobytes():
             for row, piece in zip(rows, pieces):
                 self._check(row, piece, needed=False)
+
+    def _check_sizes(self, rows: NDArray[np.int64]) -> None:
+        """Files that hold less than the index says are refused before memory is taken for them.
+
+        Only where a look costs nothing; elsewhere the read finds out.
+        """
+        if not self._local:
+            return
+        for file in np.unique(self.index.placement.files[rows]).tolist():
+            expected = int(self.index.files.nbytes[file])
+            entry = self.backend.stat(Key(f"data/{self.index.files.ids[file]}"))
+            if entry is None or entry.nbytes < expected:
+                self._get(
+                    file, expected - BLOCK_NBYTES, expected, memoryview(bytearray(BLOCK_NBYTES))
+                )
 
     def _get(self, file: int, start: int, stop: int, out: memoryview) -> None:
         file_id = self.index.files.ids[file]

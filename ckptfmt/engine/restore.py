@@ -72,7 +72,8 @@ def load_tree(
     rows = tree.leaf_rows[positions] if positions else tree.leaf_rows[:0]
     wanted = np.unique(rows[kinds != LEAF_VALUE])
     total = int(tree.tensor_nbytes[wanted].sum())
-    check_limit(total, max_nbytes)
+    if mode != "mmap" or max_nbytes is not None:  # a map takes no memory that cannot be given back
+        check_limit(total, max_nbytes)
     with Reporter(progress, "load", total, checkpoint=info.name, step=info.step) as reporter:
         arrays = read_tensors(
             checkpoint.backend,
