@@ -337,3 +337,40 @@ def data_file(algorithm: str = "xxh3-128") -> DataFile:
         "pipelines": [[], [["zstd"]]],
     }  # fmt: skip
     return made
+
+
+_WIDTHS = {
+    "bits": "u4", "kind": "u1", "row": "u4", "rows": "u4", "dtype": "u2", "ndim": "u1",
+    "dims": "u8", "tensor": "u4", "origin": "u8", "extent": "u8", "nchunks": "u4", "raw": "u4",
+    "nbytes": "u8", "file": "u4", "offset": "u8", "stored": "u4", "codec": "u1",
+}  # fmt: skip
+
+
+def take_apart(data: bytes) -> Document:
+    """An index that somebody wrote, as columns to be changed."""
+    _, _, minor, code, _, commit_id = struct.unpack_from("<8sHHB3s16s", data)
+    made = Document({1: "xxh3-128", 2: "sha256"}[code])
+    made.header |= {"minor": minor, "commit_id": commit_id}
+    at = 288
+    for position, name in enumerate(SECTIONS):
+        encoding, _, stored, _, _ = struct.unpack_from("<B7sQQ32s", data, 32 + 56 * position)
+        raw = data[at : at + stored]
+        at += stored
+        if encoding:
+            raw = zstandard.ZstdDecompressor().decompress(raw)
+        setattr(made, name, _columns(msgpack.unpackb(raw), SIZES[made.algorithm]))
+    made.about["tree_digest"] = b""
+    return made
+
+
+def _columns(table: dict[str, Any], size: int) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in table.items():
+        made[key] = value
+        if isinstance(value, dict):
+            made[key] = _columns(value, size)
+        elif isinstance(value, bytes) and key in _WIDTHS:
+            made[key] = np.frombuffer(value, f"<{_WIDTHS[key]}").copy()
+        elif isinstance(value, bytes) and key in ("id", "digest"):
+            made[key] = np.frombuffer(value, np.uint8).reshape(-1, size).copy()
+    return made
