@@ -8,6 +8,9 @@ import random
 import hypothesis
 import pytest
 
+# Every store that the suite writes is read back by spec/reference_reader.py as well.
+pytest_plugins = ["reference_watch"]
+
 # Read by the frameworks when they are first imported, in this process and in those it starts.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

@@ -26,7 +26,7 @@ from ckptfmt.engine.coordinate import check_store_marker
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import mark_damaged
 from ckptfmt.engine.select import Matcher, select_positions
-from ckptfmt.errors import CheckpointError, FormatError, NotFoundError
+from ckptfmt.errors import FormatError, NotFoundError
 from ckptfmt.events import Progress
 from ckptfmt.format import (
     FOOTER_NBYTES,
@@ -135,7 +135,7 @@ def _verify_rest(backend: Backend) -> list[Damage]:
             call()
         except NotFoundError:
             pass
-        except CheckpointError as error:
+        except FormatError as error:
             problems.append(Damage(key, 0, nbytes, "", "", str(error)))
 
     attempt("ckptfmt.json", 0, lambda: check_store_marker(backend))
@@ -185,7 +185,7 @@ def verify_file(
         stop = start + footer.table_nbytes
         raw = backend.get(key, start, stop)
         table = parse_table(raw, footer, key)
-    except CheckpointError as error:
+    except (FormatError, NotFoundError) as error:
         bad(start, entry.nbytes, f"table cannot be read: {error}")
         return state
     state.table = table
@@ -199,11 +199,11 @@ def verify_file(
         elif head != pack_head(algorithm) and pack_table(table) == raw:
             # Nothing in the table is newer than this version, so the head's minor cannot be either.
             bad(0, HEAD_NBYTES, "head is of another version than the table")
-    except CheckpointError as error:
+    except (FormatError, NotFoundError) as error:
         bad(0, HEAD_NBYTES, str(error))
     try:
         _check_body(backend, key, (footer, table), entry.nbytes, bad, advance=advance)
-    except CheckpointError as error:
+    except (FormatError, NotFoundError) as error:
         bad(0, entry.nbytes, f"data file cannot be read: {error}")
     return state
 

@@ -369,6 +369,7 @@ def test_the_next_save_heals_the_store(tmp_path: Path, found_by: str) -> None:
     assert ckptfmt.Store(tmp_path).verify().ok
 
 
+@pytest.mark.damaged_store
 def test_unknown_damage_is_reused_but_found_by_the_next_load(tmp_path: Path) -> None:
     tree = {"a": np.arange(5000)}
     ckptfmt.save(tree, tmp_path, step=1)
