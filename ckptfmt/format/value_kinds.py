@@ -1,6 +1,6 @@
 """The kinds of values beyond msgpack's own: a row each, with its tag, its types and both ways.
 
-To add one: a row in KINDS, a row in the table of spec 05, vectors. Spec: 05-values.
+To add one: a row in KINDS, a row in the table of spec 03, vectors. Spec: 03-names.
 """
 
 from __future__ import annotations

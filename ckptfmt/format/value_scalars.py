@@ -1,6 +1,6 @@
 """Kinds of values that hold no other values: numbers, NumPy scalars, paths, times.
 
-Each has a pair of functions for its payload; the rows are in `value_kinds`. Spec: 05-values.
+Each has a pair of functions for its payload; the rows are in `value_kinds`. Spec: 03-names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plain values as tagged msgpack: what comes back has exactly the type that went in.
 
 nil, bool, int64 and uint64, float64, str, bin, array (list) and map with str keys (dict) are
-themselves; everything else is ext 1, whose data is the packed array [tag, payload]. Spec: 05-values.
+themselves; everything else is ext 1, whose data is the packed array [tag, payload]. Spec: 03-names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def pack_value(obj: object, extend: Extend | None = None) -> bytes:
 
     Raises:
         UsageError: It would not come back as it is. `where` is the path within the value.
-    Spec: 05-values §5.1.
+    Spec: 03-names §3.5.
     """
     if type(obj) is float or obj is None or obj is True or obj is False:
         return _packb(obj)
@@ -191,7 +191,7 @@ def parse_value(data: bytes | memoryview, extend: Extend | None = None, *, where
     Raises:
         CorruptError: These bytes are no value.
         UnsupportedError: A tag or dtype that this version does not know.
-    Spec: 05-values §5.1.
+    Spec: 03-names §3.5.
     """
     return _Parser(extend, where).decode(_unpackb(data, where), 1)
 
