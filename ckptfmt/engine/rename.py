@@ -29,6 +29,14 @@ def renamed_leaves(
     made, changed, owner = [], {}, dict[str, str]()
     for leaf in leaves:
         new = rename(leaf.name) if callable(rename) else _apply(rename, leaf.name, used)
+        if not isinstance(new, str):
+            raise UsageError(
+                "rename gives no name",
+                reason="rename",
+                where=repr(leaf.name),
+                found=type(new).__name__,
+                do="return the name as a str; the same one to leave it",
+            )
         if new in owner:
             raise UsageError(
                 "two stored leaves get one name",

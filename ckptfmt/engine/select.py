@@ -13,11 +13,22 @@ from ckptfmt.types import Select
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*|\*)", pattern)
-    text = "".join(
-        ".*" if part == "**" else "[^/]*" if part == "*" else re.escape(part) for part in parts
-    )
-    return re.compile(rf"(?:{text})(?:/.*)?\Z", re.DOTALL)
+    *runs, last = pattern.split("**")
+    # What stands before a later `**` (or, within a run, before a later `*`) is matched at its first
+    # place, for good: what follows can take up the rest, so no other place could do better. Without
+    # these atomic groups, a pattern of many stars takes a time exponential in their number.
+    text = "".join(f"(?>{'.*?' if at else ''}{_run(run)})" for at, run in enumerate(runs))
+    text += (".*?" if runs else "") + _run(last, ends=True)
+    return re.compile(rf"{text}(?:/.*)?\Z", re.DOTALL)
+
+
+def _run(text: str, *, ends: bool = False) -> str:
+    """The expression of a stretch without `**`; the last star of one that ends may give way."""
+    first, *rest = map(re.escape, text.split("*"))
+    made = [f"(?>[^/]*?{part})" for part in rest]
+    if ends and rest:
+        made[-1] = f"[^/]*{rest[-1]}"
+    return first + "".join(made)
 
 
 class Matcher:
