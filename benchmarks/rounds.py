@@ -1,0 +1,127 @@
+"""Rounds of a benchmark: each peer lives in a process of its own, all see the same rounds, in an
+order that is shuffled anew for each, so that what else the machine does hits none of them alone.
+
+A peer is a class: `Peer(options)` makes its data, `operations(folder)` gives what is timed, in order. A benchmark's `main` calls `measure`; in a child process the same file is started with
+`--peer` and ends in `serve`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+Timing = dict[str, float]
+"""`seconds` by the clock, `cpu_s` of all threads of the process."""
+Round = dict[str, dict[str, Timing]]
+"""Peer -> operation -> timing."""
+
+
+class Peer(Protocol):
+    """What is compared."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None: ...
+    def operations(self, folder: Path) -> dict[str, Callable[[], object]]:
+        """Name -> what is timed; run in this order, in an empty folder, once a round."""
+        ...
+
+    def check(self, result: object) -> None:
+        """Raise unless this, of the last operation, is the data."""
+        ...
+
+
+def evict(folder: Path) -> None:
+    """Take a folder's files out of the page cache: the next read comes from the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def sync(*paths: Path) -> None:
+    """fsync files and folders, for peers that do not do it themselves."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def measure(
+    script: str,
+    peers: Mapping[str, type[Any]],
+    folder: Path,
+    options: Mapping[str, Any],
+    rounds: int,
+) -> list[Round]:
+    """Start a process for each peer and run the rounds; one more before them is not counted."""
+    order, made = random.Random(0), list[Round]()
+    children = {name: _start(script, name, folder / name, options) for name in peers}
+    try:
+        for number in range(rounds + 1):
+            names = list(children)
+            order.shuffle(names)
+            timings = {name: _ask(children[name], number) for name in names}
+            if number:
+                made.append(timings)
+            print(f"round {number} of {rounds}" if number else "warm", file=sys.stderr)
+    finally:
+        for child in children.values():
+            if child.stdin is not None:
+                child.stdin.close()
+            child.wait(timeout=60)
+    return made
+
+
+def _start(
+    script: str, name: str, folder: Path, options: Mapping[str, Any]
+) -> subprocess.Popen[str]:
+    command = [sys.executable, script, "--peer", name, str(folder), json.dumps(options)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def _ask(child: subprocess.Popen[str], number: int) -> dict[str, Timing]:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    print(number, file=child.stdin, flush=True)
+    line = child.stdout.readline()
+    if not line:
+        raise SystemExit(f"a peer ended early: {' '.join(map(str, child.args))}")  # type: ignore[arg-type]
+    answer: dict[str, Timing] = json.loads(line)
+    return answer
+
+
+def serve(peers: Mapping[str, type[Any]], arguments: list[str]) -> None:
+    """A peer's process: a round for each line that comes in."""
+    name, folder = arguments[0], Path(arguments[1])
+    peer = peers[name](json.loads(arguments[2]))
+    for line in sys.stdin:
+        place = folder / f"round-{int(line)}"
+        place.mkdir(parents=True)
+        timings: dict[str, Timing] = {}
+        result: object = None
+        for operation, run in peer.operations(place).items():
+            result = None
+            if operation.startswith("cold"):
+                evict(place)
+            cpu, begin = time.process_time(), time.perf_counter()
+            result = run()
+            timings[operation] = {
+                "seconds": time.perf_counter() - begin,
+                "cpu_s": time.process_time() - cpu,
+            }
+        peer.check(result)
+        del result
+        shutil.rmtree(place)
+        print(json.dumps(timings), flush=True)
