@@ -91,19 +91,12 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     _check_digest(options.digest)
     sources = flat.tensors
     names = _first_names(flat)
-    dtypes: dict[Dtype, int] = {}
-    rows = np.fromiter(
-        (dtypes.setdefault(dtype_of_source(s), len(dtypes)) for s in sources),
-        np.uint16,
-        len(sources),
-    )
+    table, rows = _dtype_rows(sources)
     ndims = np.fromiter((len(s.shape) for s in sources), np.uint8, len(sources))
     dims = np.fromiter((d for s in sources for d in s.shape), np.uint64, int(starts(ndims)[-1]))
-    table = tuple(dtypes)
+    variable = np.flatnonzero(np.array([d.is_variable for d in table], bool)[rows]).tolist()
     payloads = {
-        row: pack_array(source.fetch())
-        for row, source in enumerate(sources)
-        if table[rows[row]].is_variable and math.prod(source.shape)
+        row: pack_array(sources[row].fetch()) for row in variable if math.prod(sources[row].shape)
     }
     nbytes = _tensor_nbytes(table, rows, sources, payloads)
     chunk_nbytes = _chunk_nbytes(options.chunk_nbytes, names, len(sources))
@@ -137,6 +130,22 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
         container_attributes=_attributes(flat.container_attributes),
     )
     return SavePlan(tree, sources, payloads, codecs, names, options)
+
+
+def _dtype_rows(sources: Sequence[TensorSource]) -> tuple[tuple[Dtype, ...], NDArray[np.uint16]]:
+    """The dtypes by first use, and each tensor's. A name's row is looked up once: a million look-ups
+    of dtypes would take half a second."""
+    table: dict[Dtype, int] = {}
+    known: dict[str, int] = {}
+    rows = []
+    for source in sources:
+        row = known.get(source.dtype)
+        if row is None:
+            row = table.setdefault(dtype_of_source(source), len(table))
+            if _named(source.dtype) is not None:  # an opaque name does not tell its bits
+                known[source.dtype] = row
+        rows.append(row)
+    return tuple(table), np.array(rows, np.uint16)
 
 
 def _check_digest(algorithm: str) -> None:
