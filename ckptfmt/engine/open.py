@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 _SILENT: Progress = False
+_LARGE_NBYTES = 1 << 20
+"""A whole tensor of this size is read into its own memory, not chunk by chunk."""
 
 
 def open_checkpoint(backend: Backend, at: At | None = None) -> Checkpoint:
@@ -106,6 +108,7 @@ class Checkpoint(Mapping[str, Any]):
 
     def __init__(self, backend: Backend, index: Document, info: CheckpointInfo) -> None:
         self.backend, self.index, self.info = backend, index, info
+        self._readers: dict[bool, ChunkReader] = {}
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.info.name} of {self.info.url}: {len(self)} leaves>"
@@ -124,6 +127,12 @@ class Checkpoint(Mapping[str, Any]):
     def close(self) -> None:
         """Give back connections; arrays and values stay."""
         self.backend.close()
+
+    def reader(self, verify: bool) -> ChunkReader:
+        """Kept: a loop over a million small tensors works its columns out once."""
+        if verify not in self._readers:
+            self._readers[verify] = ChunkReader(self.backend, self.index, verify=verify)
+        return self._readers[verify]
 
     @cached_property
     def object_rows(self) -> frozenset[int]:
@@ -430,20 +439,20 @@ def _read_boxes(
                 do="plain values are read whole: checkpoint[name]",
             )
         boxes[name] = settle(index, leaf.row, region, name)
-    whole = [name for name, box in boxes.items() if box.is_whole(index.tree.shape(box.tensor))]
     made = {}
     with Reporter(_SILENT, "read", 0) as reporter:
-        for name in whole:
-            # Straight into its own memory. One by one: two names may be one tensor.
-            row = boxes[name].tensor
-            made[name] = read_tensors(
-                checkpoint.backend, index, [row], mode="read", verify=verify, reporter=reporter
-            )[row]
+        for name, box in boxes.items():
+            row = box.tensor
+            large = int(index.tree.tensor_nbytes[row]) >= _LARGE_NBYTES
+            if large and box.is_whole(index.tree.shape(row)):
+                # Straight into its own memory. One by one: two names may be one tensor.
+                made[name] = read_tensors(
+                    checkpoint.backend, index, [row], mode="read", verify=verify, reporter=reporter
+                )[row]
         rows = {name: chunks_of(index, box) for name, box in boxes.items() if name not in made}
         wanted = [touched for by_region in rows.values() for touched in by_region.values()]
         if wanted:
-            reader = ChunkReader(checkpoint.backend, index, verify=verify)
-            chunks = reader.chunks(np.concatenate(wanted), reporter)
+            chunks = checkpoint.reader(verify).chunks(np.concatenate(wanted), reporter)
         else:
             chunks = {}
     made |= {name: assemble(index, boxes[name], rows[name], chunks) for name in rows}

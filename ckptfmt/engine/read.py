@@ -312,13 +312,19 @@ class ChunkReader:
                 made[row] = np.frombuffer(self._check(row, stored, needed=True), np.uint8)
             reporter.advance(b - a)
 
+        # No gap is read over: what is asked for is what is read.
+        tasks = []
+        for run in plan_runs(placement, rows, gap_nbytes=0):
+            for piece in _pieces(self.index, run):
+                a = int(placement.offsets[piece[0]])
+                b = int(placement.offsets[piece[-1]]) + int(placement.stored[piece[-1]])
+                tasks.append((b - a, partial(take, run, a, b, piece)))
+        if len(tasks) == 1:
+            tasks[0][1]()
+            return made
         with Threads() as threads:
-            # No gap is read over: what is asked for is what is read.
-            for run in plan_runs(placement, rows, gap_nbytes=0):
-                for piece in _pieces(self.index, run):
-                    a = int(placement.offsets[piece[0]])
-                    b = int(placement.offsets[piece[-1]]) + int(placement.stored[piece[-1]])
-                    threads.submit(partial(take, run, a, b, piece), b - a)
+            for nbytes, task in tasks:
+                threads.submit(task, nbytes)
             threads.drain()
         return made
 
