@@ -121,7 +121,9 @@ def warn_of_suffix(store: Store) -> None:
 
 def refuse_swapped(tree: Any, path: object) -> None:
     """`save(path, tree)` instead of `save(tree, path)`."""
-    if isinstance(tree, str | os.PathLike) and not isinstance(path, str | os.PathLike):
+    from ckptfmt.engine.store import Store
+
+    if isinstance(tree, str | os.PathLike) and not isinstance(path, str | os.PathLike | Store):
         raise UsageError(
             "save(tree, path): arguments look swapped",
             reason="swapped",
