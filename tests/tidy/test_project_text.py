@@ -59,6 +59,18 @@ def test_forbidden_text_is_seen(text: str) -> None:
     assert offences("x", "s3://bucket/home/me, ./work/a, a/root/b, $ROOT/opt/x") == []
 
 
+def test_paths_that_the_pages_name_exist(root: Path) -> None:
+    """In backquotes or as a link's target; a path with a placeholder or a pattern is not one."""
+    named = re.compile(
+        r"`((?:ckptfmt|tests|spec|docs|benchmarks)/[\w./-]*)`"
+        r"|\]\(((?:ckptfmt|tests|spec|docs|benchmarks)/[\w./-]+)\)"
+    )
+    for page in (root / "README.md", root / "CHANGELOG.md"):
+        found = {a or b for a, b in named.findall(page.read_text())}
+        assert found
+        assert [path for path in sorted(found) if not (root / path).exists()] == [], page.name
+
+
 def test_news_fragments_have_a_kind(root: Path) -> None:
     names = {p.name for p in (root / "docs/changes").iterdir()} - {"README.md"}
     assert [name for name in names if not FRAGMENT.match(name)] == []
