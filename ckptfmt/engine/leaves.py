@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckptfmt.engine.arrays import read_tensors
 from ckptfmt.engine.progress import Reporter
-from ckptfmt.engine.read import read_tensors
 from ckptfmt.engine.tree import ABSENT, EXTEND, unflatten
 from ckptfmt.format import Attribute, Index, parse_value
 from ckptfmt.storage import Backend

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptfmt.engine.arrays import read_tensors
 from ckptfmt.engine.box import Box, assemble, chunks_of, refuse, settle
 from ckptfmt.engine.catalog import (
     Listed,
@@ -24,7 +25,7 @@ from ckptfmt.engine.catalog import (
 )
 from ckptfmt.engine.leaves import nest, packed_values, parse_leaf_value
 from ckptfmt.engine.progress import Reporter
-from ckptfmt.engine.read import ChunkReader, read_tensors
+from ckptfmt.engine.read import ChunkReader
 from ckptfmt.engine.select import Matcher, nearest
 from ckptfmt.errors import (
     CorruptError,
@@ -128,7 +129,7 @@ class Checkpoint(Mapping[str, Any]):
         """Give back connections; arrays and values stay."""
         self.backend.close()
 
-    def reader(self, verify: bool) -> ChunkReader:
+    def _reader(self, verify: bool) -> ChunkReader:
         """Kept: a loop over a million small tensors works its columns out once."""
         if verify not in self._readers:
             self._readers[verify] = ChunkReader(self.backend, self.index, verify=verify)
@@ -452,7 +453,7 @@ def _read_boxes(
         rows = {name: chunks_of(index, box) for name, box in boxes.items() if name not in made}
         wanted = [touched for by_region in rows.values() for touched in by_region.values()]
         if wanted:
-            chunks = checkpoint.reader(verify).chunks(np.concatenate(wanted), reporter)
+            chunks = checkpoint._reader(verify).chunks(np.concatenate(wanted), reporter)
         else:
             chunks = {}
     made |= {name: assemble(index, boxes[name], rows[name], chunks) for name in rows}

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import StoredLeaf
+from ckptfmt.engine.arrays import read_tensors
 from ckptfmt.engine.leaves import (
     attributes_by_row,
     containers_of,
@@ -17,7 +18,6 @@ from ckptfmt.engine.leaves import (
 )
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.progress import Reporter
-from ckptfmt.engine.read import read_tensors
 from ckptfmt.engine.select import select_positions
 from ckptfmt.engine.tree import FlatTree, flatten
 from ckptfmt.errors import UsageError

@@ -11,8 +11,6 @@ import errno
 import os
 from contextlib import suppress
 
-import numpy as np
-
 from ckptfmt import config
 
 BLOCK_NBYTES = 4096
@@ -36,6 +34,8 @@ def is_aligned(buffer: memoryview, offset: int) -> bool:
     nbytes = buffer.nbytes
     if nbytes < DIRECT_NBYTES_MIN or nbytes % BLOCK_NBYTES or offset % BLOCK_NBYTES:
         return False
+    import numpy as np  # loaded long ago where a megabyte comes from; not by a bare import of this
+
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address % BLOCK_NBYTES == 0
 

@@ -191,7 +191,7 @@ def pruned(tree: Any, counter: Any, chosen: set[int], leaves: list[Any]) -> Any:
             return type(obj)(kept)
         positions = [key for key, _ in kept]
         whole = len(kept) == len(obj)
-        if positions != list(range(len(kept))) or (isinstance(obj, Point) and not whole):
+        if positions != list(range(len(kept))) or not whole:
             return dict(kept)
         if isinstance(obj, Point):
             return Point(*(item for _, item in kept))
