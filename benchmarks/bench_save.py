@@ -4,8 +4,8 @@
 
 Beside safetensors and torch.save, both with an fsync of file and folder, and beside the ceiling: the
 same bytes written and read by a loop of 8 MiB direct writes and reads, which neither hashes nor
-knows names. `load` finds the files in the page cache, `cold load` does not. ckptfmt has checked every
-byte that it returns.
+knows names. `load` finds the files in the page cache, `cold load` does not; both end when a byte of
+every page has been read, so that a lazy map is no load. ckptfmt has checked every byte it returns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Ckptfmt:
             return self.package.save({"model": self.tree}, path, step=1)
 
         def load() -> object:
-            return self.package.load(path)
+            loaded = self.package.load(path)
+            models.touch(loaded["model"])
+            return loaded
 
         return {"save": save, "load": load, "cold load": load}
 
@@ -67,7 +69,9 @@ class Safetensors:
             rounds.sync(path, folder)
 
         def load() -> object:
-            return self.package.load_file(path)
+            loaded = self.package.load_file(path)
+            models.touch(loaded)
+            return loaded
 
         return {"save": save, "load": load, "cold load": load}
 
@@ -93,7 +97,9 @@ class Torch:
             rounds.sync(path, folder)
 
         def load() -> object:
-            return self.package.load(path, weights_only=True)
+            loaded = self.package.load(path, weights_only=True)
+            models.touch(loaded)
+            return loaded
 
         return {"save": save, "load": load, "cold load": load}
 

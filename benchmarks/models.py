@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,9 +19,14 @@ def many_tensors(count: int, nbytes: int = 1024) -> Flat:
     return {f"layers.{i // 20}.block.{i % 20}.weight": values[i].copy() for i in range(count)}
 
 
-def transformer(nbytes: int, layers: int = 12) -> Flat:
+def transformer(nbytes: int) -> Flat:
     """About `nbytes` of layers: an eighth of it one embedding, per layer four matrices and norms."""
     rng = np.random.default_rng(0)
+    shapes = _shapes(nbytes)
+    return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+def _shapes(nbytes: int, layers: int = 12) -> dict[str, tuple[int, ...]]:
     elements = nbytes // 4
     width = max(8, int((elements / (layers * 12 + 12)) ** 0.5) // 8 * 8)
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (max(1, elements // 8 // width), width)}
@@ -33,11 +42,28 @@ def transformer(nbytes: int, layers: int = 12) -> Flat:
             f"{name}.norm.weight": (width,),
             f"{name}.norm.bias": (width,),
         }
-    return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    return shapes
+
+
+def zeros(nbytes: int) -> Flat:
+    """What `transformer` gives, of zeros that are in memory."""
+    return {name: np.full(shape, 0, np.float32) for name, shape in _shapes(nbytes).items()}
+
+
+def transformer_nbytes(nbytes: int) -> int:
+    """How many bytes `transformer(nbytes)` has."""
+    return sum(math.prod(shape) * 4 for shape in _shapes(nbytes).values())
 
 
 def nbytes_of(tree: Flat) -> int:
     return sum(array.nbytes for array in tree.values())
+
+
+def touch(loaded: Mapping[str, Any]) -> None:
+    """Read a byte of every page: what a lazy map leaves to its first user belongs to the load."""
+    for array in loaded.values():
+        flat = np.asarray(array).reshape(-1).view(np.uint8)
+        int(flat[::4096].sum())
 
 
 def assert_same(loaded: object, saved: Flat) -> None:

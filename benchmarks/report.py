@@ -24,6 +24,8 @@ from typing import Any
 from rounds import Round
 
 US = "ckptfmt"
+SMALL_NBYTES = 4_000_000
+"""Of tensors, with --small."""
 
 
 def parser(question: str) -> argparse.ArgumentParser:
@@ -33,6 +35,31 @@ def parser(question: str) -> argparse.ArgumentParser:
     made.add_argument("--json", metavar="FILE", help="write all timings there; - is stdout")
     made.add_argument("--dir", default=".", help="a folder on the disk to measure (default: here)")
     return made
+
+
+def arguments(question: str, *, gb: float | None) -> tuple[argparse.Namespace, int]:
+    """What the command line says, and how many bytes of tensors that means.
+
+    Args:
+        gb: The default size; None where a benchmark has sizes of its own.
+    """
+    made = parser(question)
+    made.add_argument("--peers", metavar="A,B", help="only these beside ckptfmt")
+    if gb is not None:
+        made.add_argument("--gb", type=float, default=gb, help=f"of tensors (default {gb:g})")
+    found = made.parse_args()
+    if found.small:
+        found.rounds = min(found.rounds, 1)
+        return found, SMALL_NBYTES
+    return found, int((0 if gb is None else found.gb) * 1e9)
+
+
+def chosen(peers: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The peers that take part."""
+    if arguments.peers is None:
+        return dict(peers)
+    wanted = {US, *arguments.peers.split(",")}
+    return {name: peer for name, peer in peers.items() if name in wanted}
 
 
 @contextmanager
@@ -94,6 +121,8 @@ def summary(rounds: list[Round], nbytes: int) -> list[dict[str, Any]]:
                 "cpu_s": cpu,
                 "cpu_s_per_gb": median(cpu) / (nbytes / 1e9),
             }
+            for key in rounds[0][peer][operation].keys() - {"seconds", "cpu_s"}:
+                row.setdefault("numbers", {})[key] = [r[peer][operation][key] for r in rounds]
             if operation in rounds[0][US] and peer != US:
                 row["ratios"] = [r[US][operation]["seconds"] / s for r, s in zip(rounds, seconds)]
             made.append(row)
@@ -108,21 +137,28 @@ def show(title: str, rows: list[dict[str, Any]], nbytes: int, rounds: int) -> No
         f"{about['cpu']}, {about['cores']} cores, load {about['load_average']}, "
         f"commit {about['commit']}"
     )
-    print(f"\n{'operation':<12} {US + ' takes':>14}  of the time of    (lowest to highest round)")
+    print(f"\n{'operation':<21} {US + ' takes':>14}  of the time of    (lowest to highest round)")
     for row in rows:
         if "ratios" in row:
             ratios = row["ratios"]
             spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"{row['operation']:<12} {median(ratios):>13.2f}x  {row['peer']:<16}  {spread}")
+            print(f"{row['operation']:<21} {median(ratios):>13.2f}x  {row['peer']:<16}  {spread}")
     print(
-        f"\n{'operation':<12} {'who':<16} {'seconds':>9} {'lowest':>9} {'highest':>9} {'CPU s/GB':>9}"
+        f"\n{'operation':<21} {'who':<16} {'seconds':>9} {'lowest':>9} {'highest':>9} {'CPU s/GB':>9}"
     )
     for row in rows:
         seconds = row["seconds"]
         print(
-            f"{row['operation']:<12} {row['peer']:<16} {median(seconds):>9.4f} "
+            f"{row['operation']:<21} {row['peer']:<16} {median(seconds):>9.4f} "
             f"{min(seconds):>9.4f} {max(seconds):>9.4f} {row['cpu_s_per_gb']:>9.2f}"
         )
+
+    for row in rows:
+        for key, found in sorted(row.get("numbers", {}).items()):
+            spread = f"({min(found):.6g} to {max(found):.6g})"
+            print(
+                f"{row['operation']:<21} {row['peer']:<16} {key:<20} {median(found):.6g}  {spread}"
+            )
 
 
 def finish(

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,12 +25,20 @@ Round = dict[str, dict[str, Timing]]
 """Peer -> operation -> timing."""
 
 
+class Numbers(dict[str, float]):
+    """What an operation that is timed has counted besides: bytes written, a speed."""
+
+
 class Peer(Protocol):
     """What is compared."""
 
     def __init__(self, options: Mapping[str, Any]) -> None: ...
     def operations(self, folder: Path) -> dict[str, Callable[[], object]]:
-        """Name -> what is timed; run in this order, in an empty folder, once a round."""
+        """Name -> what is timed; run in this order, in an empty folder, once a round.
+
+        What `prepare ...` does is not timed. Before `cold ...` all files below `folder.parent`
+        leave the page cache: they stay from round to round if they are not in `folder`.
+        """
         ...
 
     def check(self, result: object) -> None:
@@ -62,30 +71,51 @@ def measure(
     folder: Path,
     options: Mapping[str, Any],
     rounds: int,
+    *,
+    fresh: bool = False,
+    warm: bool = True,
 ) -> list[Round]:
-    """Start a process for each peer and run the rounds; one more before them is not counted."""
+    """Start a process for each peer and run the rounds; one more before them is not counted.
+
+    Args:
+        warm: Whether there is that one.
+        fresh: A new process for each peer and round: nothing is warm, one peer is in memory.
+    """
     order, made = random.Random(0), list[Round]()
-    children = {name: _start(script, name, folder / name, options) for name in peers}
+    start = partial(_start, script, folder=folder, options=options)
+    children = {} if fresh else {name: start(name) for name in peers}
     try:
-        for number in range(rounds + 1):
-            names = list(children)
+        for number in range(0 if warm else 1, rounds + 1):
+            names = list(peers)
             order.shuffle(names)
-            timings = {name: _ask(children[name], number) for name in names}
+            timings: dict[str, dict[str, Timing]] = {}
+            for name in names:
+                child = children[name] if name in children else start(name)
+                try:
+                    timings[name] = _ask(child, number)
+                finally:
+                    if fresh:
+                        _end(child)
             if number:
                 made.append(timings)
             print(f"round {number} of {rounds}" if number else "warm", file=sys.stderr)
     finally:
         for child in children.values():
-            if child.stdin is not None:
-                child.stdin.close()
-            child.wait(timeout=60)
+            _end(child)
     return made
 
 
+def _end(child: subprocess.Popen[str]) -> None:
+    with child:
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait(timeout=600)
+
+
 def _start(
-    script: str, name: str, folder: Path, options: Mapping[str, Any]
+    script: str, name: str, *, folder: Path, options: Mapping[str, Any]
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, script, "--peer", name, str(folder), json.dumps(options)]
+    command = [sys.executable, script, "--peer", name, str(folder / name), json.dumps(options)]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
@@ -113,14 +143,19 @@ def serve(peers: Mapping[str, type[Any]], arguments: list[str]) -> None:
         result: object = None
         for operation, run in peer.operations(place).items():
             result = None
+            if operation.startswith("prepare"):
+                run()
+                continue
             if operation.startswith("cold"):
-                evict(place)
+                evict(folder)
             cpu, begin = time.process_time(), time.perf_counter()
             result = run()
             timings[operation] = {
                 "seconds": time.perf_counter() - begin,
                 "cpu_s": time.process_time() - cpu,
             }
+            if isinstance(result, Numbers):
+                timings[operation] |= result
         peer.check(result)
         del result
         shutil.rmtree(place)

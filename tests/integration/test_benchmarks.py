@@ -1,0 +1,79 @@
+"""The benchmarks run in their small size, and their JSON says what was asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+# question -> operations of ours, and numbers besides the seconds
+WANTED: dict[str, tuple[set[str], set[str]]] = {
+    "load": (
+        {"cold load", "cold map", "warm load", "warm map", "warm map unchecked"},
+        set(),
+    ),
+    "stall": ({"first stall", "stall", "matmul"}, {"speed", "durable_s"}),
+    "incremental": (
+        {"full save", "unchanged save", "rows save"},
+        {"written_nbytes", "scanned_gb_s", "of_full_save"},
+    ),
+    "open": ({"open 200", "open 1000"}, set()),
+    "memory": (
+        {"save", "cold restore", "cold restore checked", "cold restore spare"},
+        {"peak_nbytes"},
+    ),
+    "part": ({"cold part"}, {"asked_nbytes", "disk_nbytes"}),
+}
+
+
+def run(question: str, folder: Path) -> dict[str, Any]:
+    script = BENCHMARKS / f"bench_{question}.py"
+    peers = "safetensors,np.savez,limit"  # those that are imported fast
+    command = [sys.executable, str(script), "--small", "--json", "-", "--dir", str(folder)]
+    done = subprocess.run(
+        [*command, "--peers", peers],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=dict(os.environ, PYTHONWARNINGS="default"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == []
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("question", WANTED)
+def test_a_small_benchmark_answers_its_question(question: str, tmp_path: Path) -> None:
+    document = run(question, tmp_path)
+    operations, numbers = WANTED[question]
+    ours = {row["operation"]: row for row in document["results"] if row["peer"] == "ckptfmt"}
+    assert set(ours) == operations
+    for row in document["results"]:
+        assert all(seconds > 0 for seconds in row["seconds"])
+        assert len(row["cpu_s"]) == len(row["seconds"]) == 1
+    assert {key for row in ours.values() for key in row.get("numbers", {})} == numbers
+    assert {"commit", "cpu", "cores", "command"} <= set(document["machine"])
+
+
+def test_a_small_change_writes_little(tmp_path: Path) -> None:
+    rows = {
+        row["operation"]: row["numbers"]["written_nbytes"][0]
+        for row in run("incremental", tmp_path)["results"]
+        if row["peer"] == "ckptfmt"
+    }
+    assert rows["unchanged save"] < 64 << 10
+    assert rows["unchanged save"] < rows["rows save"] < rows["full save"] / 2
+
+
+def test_every_benchmark_is_looked_at() -> None:
+    found = {path.stem.removeprefix("bench_") for path in BENCHMARKS.glob("bench_*.py")}
+    assert found - {"save", "many_tensors"} == set(WANTED)
