@@ -47,7 +47,3 @@ def test_a_benchmark_compares_all_peers_in_every_round(name: str, tmp_path: Path
     # Ratios come before seconds, and nothing is left behind.
     assert shown.index("of the time of") < shown.index("seconds")
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
-
-
-def test_every_benchmark_is_run_here() -> None:
-    assert sorted(path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")) == sorted(PEERS)
