@@ -47,6 +47,16 @@ def aligned_buffer(nbytes: int) -> Bytes:
     return mapped[skip : skip + nbytes]
 
 
+def touch(memory: memoryview) -> None:
+    """Have the system give the pages of a buffer now, but for its first and last block, which a
+    neighbour may be reading into already.
+
+    Direct reads into pages that are not there yet ran at less than half the speed (1 GiB: 1.4 s
+    against 0.2 s for this and 0.5 s for the read).
+    """
+    np.frombuffer(memory, np.uint8)[BLOCK_NBYTES:-BLOCK_NBYTES:BLOCK_NBYTES] = 0
+
+
 def _heap_buffer(nbytes: int) -> Bytes:
     whole = np.empty(nbytes + BLOCK_NBYTES, np.uint8)
     skip = -whole.ctypes.data % BLOCK_NBYTES

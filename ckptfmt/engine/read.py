@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptfmt.engine.arena import aligned_buffer
+from ckptfmt.engine.arena import aligned_buffer, touch
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import Run, plan_runs
 from ckptfmt.engine.progress import Reporter
@@ -38,7 +38,7 @@ from ckptfmt.format import (
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key
 
-PIECE_NBYTES = 8 << 20
+PIECE_NBYTES = 4 << 20
 MAP_NBYTES_MIN = 1 << 20
 
 Array = NDArray[Any]
@@ -179,6 +179,7 @@ class ChunkReader:
         tell: Reporter,
     ) -> None:
         a, b = span
+        touch(out)
         self._get(file, a, b, out)
         placement = self.index.placement
         chosen = np.array(rows)
