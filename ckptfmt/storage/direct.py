@@ -17,7 +17,7 @@ BLOCK_NBYTES = 4096
 DIRECT_NBYTES_MIN = 1 << 20
 """Smaller pieces are not worth a second descriptor."""
 
-_SAMPLES = 32
+_SAMPLES, _SAMPLES_PIECE = 32, 8
 
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
@@ -63,24 +63,36 @@ def is_refusal(error: OSError) -> bool:
     return error.errno in (errno.EINVAL, errno.ENOTSUP)
 
 
-def is_resident(fd: int, start: int, stop: int) -> bool:
+def is_resident(fd: int, start: int, stop: int, samples: int = _SAMPLES) -> bool:
     """Whether a range is in the page cache, by samples of a byte that do not wait for the disk."""
     if not _RWF_NOWAIT or stop <= start:
         return False
     one = bytearray(1)
-    step = max(1, (stop - start - 1) // _SAMPLES)
+    step = max(1, (stop - start - 1) // samples)
     try:
+        # Such a read does not wait, but it starts read-ahead, of megabytes on some disks, which
+        # then competes with the direct reads that follow.
+        _advise(fd, "POSIX_FADV_RANDOM")
         return all(
             os.preadv(fd, [one], offset, _RWF_NOWAIT) == 1
-            for offset in [*range(start, stop, step), stop - 1]
+            for offset in [stop - 1, *range(start, stop, step)]
         )
     except OSError:
         return False
+    finally:
+        _advise(fd, "POSIX_FADV_NORMAL")
+
+
+def _advise(fd: int, advice: str) -> None:
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, getattr(os, advice))
 
 
 def read_resident(fd: int, out: memoryview, offset: int) -> int:
-    """What of a range is in the page cache, from its beginning, without waiting for the disk."""
-    if not _RWF_NOWAIT:
+    """A range from the page cache, if it seems to be there, without waiting for the disk; how much
+    of it, from its beginning, was there."""
+    if not is_resident(fd, offset, offset + out.nbytes, _SAMPLES_PIECE):
         return 0
     done = 0
     with suppress(OSError):

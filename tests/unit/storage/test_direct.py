@@ -126,3 +126,29 @@ def test_a_cold_range_is_read_whole(tmp_path: Path) -> None:
     out = aligned_buffer(8 << 20)
     backend.get(Key("data/a"), 0, 8 << 20, out.data)
     np.testing.assert_array_equal(out, data)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="no count of what was read")
+def test_a_cold_range_is_read_from_the_disk_once(tmp_path: Path) -> None:
+    """Asking whether it is cached must not start read-ahead of what is then read directly."""
+    backend, key, piece = open_backend(tmp_path), Key("data/x"), 4 << 20
+    backend.put(key, bytes(16 << 20), durable=True)
+    path = tmp_path / "data/x"
+    _evict(path)
+    before = _disk_nbytes()
+    for start in range(0, 16 << 20, piece):
+        backend.get(key, start, start + piece, aligned_buffer(piece).data)
+    _evict(path)  # waits for what is on its way
+    assert _disk_nbytes() - before <= (16 << 20) + (1 << 20)
+
+
+def _evict(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def _disk_nbytes() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
