@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ckptfmt.engine.where import whole_number
 from ckptfmt.errors import CorruptError, FormatError, NotFoundError, warn
@@ -39,6 +39,8 @@ from ckptfmt.types import At, CheckpointInfo, Key
 HEAD_READ_NBYTES = 64 << 10
 _NOTE = re.compile(r"notes/([0-9a-f]{32})~(0|[1-9][0-9]*)\.index\Z")
 _TAG_NBYTES_MAX = 64 << 10
+_RELISTS_MAX = 10
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +162,39 @@ def warn_skipped(key: str, error: Exception) -> None:
 
 def newest_readable(backend: Backend, generations: Iterable[Listed]) -> tuple[Listed, Index] | None:
     """The highest generation that can be read; damaged ones are skipped with a CkptWarning."""
-    for listed in sorted(generations, key=lambda g: -g.generation):
-        try:
-            return listed, read_index(backend, listed)
-        except NotFoundError:
-            continue  # deleted since the listing: a lower one may be left, or a newer one
-        except FormatError as error:
-            warn_skipped(listed.key, error)
+    return newest(backend, generations, read_index)
+
+
+def newest(
+    backend: Backend,
+    generations: Iterable[Listed],
+    read: Callable[[Backend, Listed], T],
+    skipped: Callable[[str, FormatError], None] = warn_skipped,
+    *,
+    relist: bool = True,
+) -> tuple[Listed, T] | None:
+    """What `read` gives of the highest generation of a name that it can read.
+
+    A generation that is gone since the listing was replaced or deleted: the next one is looked for
+    by another listing, so that whoever reads while another saves finds the old or the new one.
+    Not with `relist=False`: a tag's generation is that one or none.
+    """
+    left = sorted(generations, key=lambda g: -g.generation)
+    for _ in range(_RELISTS_MAX):
+        gone = False
+        for listed in left:
+            try:
+                return listed, read(backend, listed)
+            except NotFoundError:
+                gone = True
+            except FormatError as error:
+                skipped(listed.key, error)
+        if not gone or not relist:
+            return None
+        found = list_indexes(backend, f"checkpoints/{left[0].name}~")
+        left = found.get(left[0].name, [])[::-1]
+        if not left:
+            return None
     return None
 
 

@@ -20,15 +20,18 @@ from ckptfmt.engine.catalog import (
     list_checkpoints,
     list_notes,
     names_text,
+    newest,
     newest_readable,
+    read_index,
     read_notes,
+    warn_skipped,
 )
 from ckptfmt.engine.leaves import nest, packed_values, parse_leaf_value
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader
 from ckptfmt.engine.select import Matcher, nearest
 from ckptfmt.errors import (
-    CorruptError,
+    FormatError,
     MissingExtraError,
     NotFoundError,
     UnsupportedError,
@@ -56,15 +59,15 @@ def open_checkpoint(backend: Backend, at: At | None = None) -> Checkpoint:
         at: A step, a name, a tag; None or "latest": the highest readable step, else `main`.
     Raises:
         NotFoundError: There is none; the message lists what there is.
-        CorruptError: It was asked for by name and no generation of it can be read.
+        FormatError: It was asked for by name and no generation of it can be read.
     """
     found = list_checkpoints(backend)
     if at is not None and at != "latest":
         return _open_chosen(backend, found, at)
     for name in latest_order(found):
-        newest = newest_readable(backend, found[name])
-        if newest is not None:
-            return _made(backend, *newest)
+        chosen = newest_readable(backend, found[name])
+        if chosen is not None:
+            return _made(backend, *chosen)
     others = [name for name in found if name not in set(latest_order(found))]
     damaged = [name for name in found if name not in others]
     raise NotFoundError(
@@ -82,15 +85,22 @@ def open_checkpoint(backend: Backend, at: At | None = None) -> Checkpoint:
 
 def _open_chosen(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At) -> Checkpoint:
     generations = find(backend, found, at)
-    newest = newest_readable(backend, generations)
-    if newest is None:
-        raise CorruptError(
-            "no generation of this checkpoint can be read",
-            reason="index",
-            where=", ".join(listed.key for listed in generations),
-            do='restore another step or run "ckptfmt verify"',
-        )
-    return _made(backend, *newest)
+    skipped: dict[str, FormatError] = {}
+    relist = isinstance(at, int) or at == generations[-1].name
+    chosen = newest(backend, generations, read_index, skipped.__setitem__, relist=relist)
+    if chosen is not None:
+        for key, error in skipped.items():
+            warn_skipped(key, error)
+        return _made(backend, *chosen)
+    if skipped:  # it was asked for: what is wrong with the highest generation is the answer
+        raise next(iter(skipped.values()))
+    raise NotFoundError(
+        "the checkpoint was deleted while it was opened",
+        reason="checkpoint",
+        where=backend.url,
+        expected=f"step {at}" if isinstance(at, int) else repr(at),
+        do="choose another one",
+    )
 
 
 def _made(backend: Backend, listed: Listed, index: Document) -> Checkpoint:

@@ -16,6 +16,7 @@ from ckptfmt.engine.catalog import (
     list_checkpoints,
     list_indexes,
     list_notes,
+    newest,
     pack_tag,
     read_head,
     read_notes,
@@ -35,6 +36,10 @@ from ckptfmt.storage import Backend, Capabilities, open_backend
 from ckptfmt.types import At, CheckpointInfo, GcReport, Key, Plain, StrPath, VerifyReport
 
 _NOTHING: Mapping[str, Any] = {}
+
+
+def _read_head(backend: Backend, listed: Listed) -> Head:
+    return read_head(backend, listed.key, listed.nbytes)
 
 
 class Store:
@@ -114,16 +119,14 @@ class Store:
         """Name -> its highest readable generation, from the small ranges alone."""
         made = {}
         for name, generations in list_checkpoints(self.backend).items():
-            for listed in reversed(generations):
-                head = self._head(listed)
-                if head is not None:
-                    made[name] = (listed, head)
-                    break
+            found = newest(self.backend, generations, _read_head)
+            if found is not None:
+                made[name] = found
         return made
 
     def _head(self, listed: Listed) -> Head | None:
         try:
-            return read_head(self.backend, listed.key, listed.nbytes)
+            return _read_head(self.backend, listed)
         except NotFoundError:
             return None
         except FormatError as error:
@@ -134,10 +137,9 @@ class Store:
         """The highest readable step, else `main`, else None. No clock takes part."""
         found = list_checkpoints(self.backend)
         for name in latest_order(found):
-            for listed in reversed(found[name]):
-                head = self._head(listed)
-                if head is not None:
-                    return self._info(listed, head)
+            chosen = newest(self.backend, found[name], _read_head)
+            if chosen is not None:
+                return self._info(*chosen)
         return None
 
     def _info(self, listed: Listed, head: Head) -> CheckpointInfo:

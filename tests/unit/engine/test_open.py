@@ -226,3 +226,66 @@ def test_what_tensorstore_does_not_have_is_unsupported(tmp_path: Path) -> None:
     for name in ("s", "t"):
         with pytest.raises(ckptfmt.UnsupportedError, match=f"'{name}'"):
             ckptfmt.open(tmp_path)[name].tensorstore()
+
+
+# -- while another saves --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("look", ["load", "open", "latest", "checkpoints"])
+def test_a_checkpoint_that_is_replaced_while_it_is_opened_is_the_new_one(
+    counted: Any, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """Between the listing and the reading of `main~0`, another process saves `main~1`."""
+    store, other = counted.store, ckptfmt.Store(counted.store.url)
+    for value in range(2):
+        ckptfmt.save({"v": value}, other)
+    real, left = counted.backend.get, [2, 3]
+
+    def get(key: str, *args: Any) -> Any:
+        if key.startswith("checkpoints/") and left:
+            ckptfmt.save({"v": left.pop(0)}, other)
+        return real(key, *args)
+
+    monkeypatch.setattr(counted.backend, "get", get)
+    if look == "load":
+        assert ckptfmt.load(store) == {"v": 3}
+    elif look == "open":
+        assert ckptfmt.open(store, at="main")["v"] == 3
+    elif look == "latest":
+        assert store.latest().generation == 3
+    else:
+        assert [info.generation for info in store.checkpoints()] == [3]
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_opened_is_not_found(
+    counted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckptfmt.save({"v": 1}, counted.store, step=1)
+    ckptfmt.save({"v": 2}, counted.store, step=2)
+    other, real = ckptfmt.Store(counted.store.url), counted.backend.get
+
+    def get(key: str, *args: Any) -> Any:
+        if "0002~" in key and 2 in other.steps():
+            other.delete(2)
+        return real(key, *args)
+
+    monkeypatch.setattr(counted.backend, "get", get)
+    assert ckptfmt.load(counted.store) == {"v": 1}
+    with pytest.raises(ckptfmt.NotFoundError):
+        ckptfmt.load(counted.store, step=2)
+
+
+def test_what_is_wrong_with_a_checkpoint_that_was_asked_for_is_said_as_it_is(
+    tmp_path: Path,
+) -> None:
+    ckptfmt.save({"v": 1}, tmp_path, step=1)
+    index = tmp_path / "checkpoints" / "step-0000000000000001~0.index"
+    data = bytearray(index.read_bytes())
+    newer = bytes(data[:8]) + b"\2" + bytes(data[9:])
+    index.write_bytes(newer)
+    with pytest.raises(ckptfmt.UnsupportedError, match="another major version"):
+        ckptfmt.open(tmp_path, step=1)
+    data[300] ^= 1
+    index.write_bytes(data)
+    with pytest.raises(ckptfmt.CorruptError, match="section digest differs"):
+        ckptfmt.open(tmp_path, at="step-0000000000000001")
