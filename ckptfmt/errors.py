@@ -22,7 +22,17 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
+
+
+class Parts(TypedDict, total=False):
+    """What the constructor of every class here takes, by keyword; see `CheckpointError`."""
+
+    reason: Required[str]
+    where: str
+    expected: object
+    found: object
+    do: str
 
 
 class CheckpointError(Exception):
@@ -122,16 +132,12 @@ class StorageError(CheckpointError, OSError):
         self,
         what: str,
         *,
-        reason: str,
-        where: str = "",
-        expected: object = None,
-        found: object = None,
-        do: str = "",
         retryable: bool = False,
         outcome_unknown: bool = False,
         errno: int | None = None,
+        **parts: Unpack[Parts],
     ) -> None:
-        super().__init__(what, reason=reason, where=where, expected=expected, found=found, do=do)
+        super().__init__(what, **parts)
         self.retryable = retryable
         self.outcome_unknown = outcome_unknown
         self.errno = errno
@@ -146,14 +152,10 @@ class PartialRestoreError(CheckpointError):
         self,
         what: str,
         *,
-        reason: str,
-        where: str = "",
-        expected: object = None,
-        found: object = None,
-        do: str = "",
         changed: tuple[str, ...] = (),
+        **parts: Unpack[Parts],
     ) -> None:
-        super().__init__(what, reason=reason, where=where, expected=expected, found=found, do=do)
+        super().__init__(what, **parts)
         self.changed = changed
 
 
@@ -166,14 +168,10 @@ class MismatchError(CheckpointError, ValueError):
         self,
         what: str,
         *,
-        reason: str,
-        where: str = "",
-        expected: object = None,
-        found: object = None,
-        do: str = "",
         report: object = None,
+        **parts: Unpack[Parts],
     ) -> None:
-        super().__init__(what, reason=reason, where=where, expected=expected, found=found, do=do)
+        super().__init__(what, **parts)
         self.report = report
 
 
