@@ -31,6 +31,8 @@ _PASSING = {
     errno.ENFILE,
 }
 
+_LARGE_NBYTES = 1 << 20
+
 
 def from_os_error(error: OSError, where: str, *, outcome_unknown: bool = False) -> CheckpointError:
     """The error of ours that says what `error` says; `errno` is kept."""
@@ -143,7 +145,12 @@ def check_out(where: str, nbytes: int, out: memoryview | None) -> memoryview:
         UsageError: kind `usage-range`: `out` has another length.
     """
     if out is None:
-        return memoryview(bytearray(nbytes))
+        if nbytes < _LARGE_NBYTES:
+            return memoryview(bytearray(nbytes))
+        # A bytearray's zeros are written first, in small pages: 66 ms for 100 MB, for 12 ms of this.
+        import numpy as np
+
+        return np.empty(nbytes, np.uint8).data
     if out.nbytes != nbytes:
         raise UsageError(
             "buffer has another length than the range",
