@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,11 +60,11 @@ class Counting(Backend):
         return self.inner.map(key)
 
     def sync(self, keys: Iterable[Key]) -> None:
-        keys = list(keys)
+        keys = [*keys]
         self.calls += [("sync", key) for key in keys]
         self.inner.sync(keys)
 
-    def data_reads(self) -> list[tuple[str, int, int]]:
+    def data_reads(self) -> Sequence[tuple[str, int, int]]:
         return [read for read in self.reads if read[0].startswith("data/")]
 
     def data_nbytes(self) -> int:
