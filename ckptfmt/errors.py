@@ -90,14 +90,20 @@ class CheckpointError(Exception):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), dict(self.__dict__), self.args))
+        state = dict(self.__dict__)
+        if isinstance(self, OSError):
+            state["errno"] = self.errno  # in a slot of its own
+        return (_rebuild, (type(self), state, self.args))
 
 
 def _rebuild(
     cls: type[CheckpointError], state: dict[str, Any], args: tuple[Any, ...]
 ) -> CheckpointError:
-    error = cls.__new__(cls)
-    error.__dict__.update(state)
+    # Of several builtin bases, only the one that lays out the object can make it.
+    base = next(b for b in (OSError, ImportError, Exception) if issubclass(cls, b))
+    error: CheckpointError = base.__new__(cls)
+    for key, value in state.items():
+        setattr(error, key, value)
     error.args = args
     return error
 
