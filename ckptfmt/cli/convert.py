@@ -157,7 +157,7 @@ def _tensor_table(tree: ForeignTree) -> Table:
     table = Table(
         [
             Column("NAME", shrink_to=20, middle=True, keep=True),
-            Column("DTYPE", shrink_to=7),
+            Column("DTYPE", shrink_to=7, keep=True),
             Column("SHAPE", shrink_to=10),
             Column("SIZE", right=True),
         ]

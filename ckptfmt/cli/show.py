@@ -132,7 +132,7 @@ def _flat(leaves: Sequence[Leaf]) -> Table:
     table = Table(
         [
             Column("NAME", shrink_to=20, middle=True, keep=True),
-            Column("DTYPE", shrink_to=7),
+            Column("DTYPE", shrink_to=7, keep=True),
             Column("SHAPE/VALUE", shrink_to=16),
             Column("SIZE", right=True),
         ]
@@ -156,7 +156,7 @@ def _tree(leaves: Sequence[Leaf], depth: int | None, *, verbose: bool) -> Table:
             Column("NAME", shrink_to=20, middle=True, keep=True),
             Column("TENSORS", right=True),
             *([Column("VALUES", right=True)] if verbose else []),
-            Column("DTYPE", shrink_to=8),
+            Column("DTYPE", shrink_to=8, keep=True),
             Column("SHAPE/VALUE", shrink_to=16),
             Column("SIZE", right=True),
         ]

@@ -326,6 +326,15 @@ def test_verify_of_a_sound_store_is_ok(run: Run, store: Path) -> None:
     assert result.out.startswith("ok: 2 checkpoints")
 
 
+def test_verify_of_nothing_is_not_ok(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for path in (tmp_path / "typo", tmp_path / "file"):
+        result = run("verify", path)
+        assert (result.code, result.out) == (10, "")
+        assert "there is no store" in result.err
+        assert "no store in" in run("gc", path).err
+
+
 def test_verify_names_file_range_checkpoint_and_tensor_and_says_no(run: Run, store: Path) -> None:
     stored = ckptfmt.open(f"{store}@1")
     data_file = next((store / "data").iterdir())
