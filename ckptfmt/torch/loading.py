@@ -79,6 +79,8 @@ def load(
     device_of, dtype_of = _choice(device), _choice(dtype)
     for chosen in dtype.values() if isinstance(dtype, Mapping) else (dtype,):
         _check_dtype(chosen)
+    for place in device.values() if isinstance(device, Mapping) else (device,):
+        _check_device(place)
     made: dict[tuple[Any, ...], Any] = {}
 
     def convert(array: NDArray[Any], leaf: StoredLeaf) -> Any:
@@ -114,6 +116,22 @@ def _choice(setting: Any) -> Callable[[str], Any]:
         return lambda name: setting
     rules = [(Matcher(select), value) for select, value in setting.items()]
     return lambda name: next((value for matches, value in rules if matches(name)), None)
+
+
+def _check_device(device: Any) -> None:
+    """Before anything is read: is it a device, and is it there?"""
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError, ValueError) as error:
+        raise UsageError(
+            "device= is no device of this process",
+            reason="torch-load",
+            expected='"cpu", "cuda:0", torch.device(...), as this build of torch has them',
+            found=f"{device!r}: " + (str(error).splitlines() or [type(error).__name__])[0][:160],
+            do='choose another, or leave it out: "cpu"',
+        ) from error
 
 
 def _check_dtype(dtype: Any) -> None:

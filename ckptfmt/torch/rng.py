@@ -43,6 +43,11 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     Raises:
         MismatchError: It is not the state of such generators; nothing was set.
     """
+    if not isinstance(state, Mapping):
+        raise _refusal(type(state).__name__)
+    unknown = sorted(map(str, set(state) - {"python", "numpy", "torch", "cuda"}))
+    if unknown or not state:
+        raise _refusal(f"unknown keys {', '.join(unknown)[:80]}" if unknown else "nothing in it")
     _checked(state)
     old = read_rng_state(cuda="cuda" in state)
     try:

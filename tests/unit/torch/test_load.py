@@ -163,3 +163,12 @@ def test_numpy_kinds_that_torch_lacks_stay_numpy_arrays(tmp_path: Path) -> None:
     assert isinstance(loaded["t"], np.ndarray)
     assert loaded["t"].dtype == tree["t"].dtype
     assert isinstance(loaded["w"], torch.Tensor)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", 1.5, {"w": "gpu"}])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
+    device: Any, tmp_path: Path
+) -> None:
+    ckt.save({"w": torch.ones(2)}, tmp_path)
+    with pytest.raises(UsageError, match="no device of this process"):
+        ckt.load(tmp_path, device=device)

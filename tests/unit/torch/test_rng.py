@@ -159,3 +159,9 @@ def test_a_spoilt_generator_state_leaves_generators_and_tensors_alone(
     assert target.tolist() == [0.0, 0.0]
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize("state", [{}, {"a": 1}, {"state": b""}, 3])
+def test_what_is_no_state_of_generators_is_refused(state: Any) -> None:
+    with pytest.raises(MismatchError, match="not the state of these generators"):
+        ckt.set_rng_state(state)
