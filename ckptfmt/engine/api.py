@@ -419,6 +419,7 @@ def restore(
         PartialRestoreError: Only with `atomic=False`, or where an object refused its old state.
     Spec: 08-protocol.
     """
+    refuse_swapped(target, source, "restore(target, source)")
     _check_group(group)
     request = RestoreRequest(
         names=names,
@@ -446,6 +447,7 @@ def plan(
     allow_cast: bool | Select = False,
 ) -> RestoreReport:
     """What `restore` would do: no tensor's data is read, nothing is touched, no mismatch raised."""
+    refuse_swapped(target, source, "plan(target, source)")
     request = RestoreRequest(names=names, rename=rename, allow_cast=allow_cast)
     return plan_tree(target, _source(source, step, at), request)
 

@@ -136,8 +136,8 @@ def _expand(items: Sequence[Any], ndim: int, name: str) -> list[Any]:
             "index has too many axes",
             reason="region",
             where=repr(name),
-            expected=f"at most {ndim}",
-            found=len(items),
+            expected=f"at most {ndim}, and one Ellipsis",
+            found=f"{len(items) - len(dots)}, and {len(dots)}" if dots else len(items),
             do="check the tensor's shape",
         )
     at = dots[0] if dots else len(items)

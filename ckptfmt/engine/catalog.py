@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from ckptfmt.engine.where import whole_number
+from ckptfmt.engine.where import looks_like_a_file, whole_number
 from ckptfmt.errors import CorruptError, FormatError, NotFoundError, warn
 from ckptfmt.format import (
     ABOUT,
@@ -221,14 +221,31 @@ def find(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At | None)
         tag = read_tag(backend, at)
         if tag is not None:
             return [_tagged(backend, found, tag)]
+    cure = 'choose one of these, or list them with "ckptfmt ls"'
+    if name in list_indexes(backend, "quarantine/"):
+        cure = f"it is set aside; to take it back: Store(...).readmit({name!r})"
+    elif not found:
+        cure = "check the path, or save one first"
     raise NotFoundError(
         "no such checkpoint",
         reason="checkpoint",
         where=backend.url,
         expected=f"step {at}" if isinstance(at, int) else repr(at),
         found=names_text(found) or "no checkpoint",
-        do='choose one of these with at=, or list them with "ckptfmt ls"',
+        do=cure,
     )
+
+
+def nothing_there(backend: Backend) -> NotFoundError:
+    """The error of a place without any checkpoint: more often a wrong path than an empty store."""
+    cure = "check the path, or save one first"
+    if looks_like_a_file(backend.url):
+        cure = (
+            'this looks like a file of another format: see ckptfmt.open_foreign, "ckptfmt convert"'
+        )
+    elif "@" in backend.url.rpartition("/")[2]:
+        cure = "only a str is split at its @; a Path or a Store takes at= beside it"
+    return NotFoundError("there is no checkpoint", reason="latest", where=backend.url, do=cure)
 
 
 def _tagged(backend: Backend, found: Mapping[str, Sequence[Listed]], tag: Tag) -> Listed:
@@ -383,6 +400,9 @@ def parse_time(text: str) -> datetime:
 
 
 def names_text(found: Mapping[str, object]) -> str:
-    """Some names of a store, for a message."""
-    names = sorted(found)
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    """Some names of a store, for a message: the last steps are those one looks for."""
+    steps = sorted(step for name in found if (step := step_of(name)) is not None)
+    names = sorted(name for name in found if step_of(name) is None)
+    shown = [*names[:4], *map(str, steps[-8:])]
+    rest = len(names) + len(steps) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")

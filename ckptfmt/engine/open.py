@@ -22,6 +22,7 @@ from ckptfmt.engine.catalog import (
     names_text,
     newest,
     newest_readable,
+    nothing_there,
     read_index,
     read_notes,
     warn_skipped,
@@ -70,16 +71,16 @@ def open_checkpoint(backend: Backend, at: At | None = None) -> Checkpoint:
             return _made(backend, *chosen)
     others = [name for name in found if name not in set(latest_order(found))]
     damaged = [name for name in found if name not in others]
+    if not found:
+        raise nothing_there(backend)
     raise NotFoundError(
         "no readable checkpoint is the latest" if damaged else "no checkpoint is the latest",
         reason="latest",
         where=backend.url,
-        found=names_text(dict.fromkeys(found)) or "no checkpoint",
+        found=names_text(dict.fromkeys(found)),
         do='run "ckptfmt verify"'
         if damaged
-        else "name one of these with at="
-        if others
-        else "save one first",
+        else f"name one: at={others[0]!r}, or @{others[0]} behind the store",
     )
 
 

@@ -55,13 +55,19 @@ def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules
     Wrong shapes, dtypes and kinds always raise, and so does a restore that matches nothing;
     missing and unexpected names raise if strict, but for the exceptions named.
     """
-    missing = _not_allowed(report.missing, rules.allow_missing) if rules.strict else []
-    unexpected = _not_allowed(report.unexpected, rules.allow_unexpected) if rules.strict else []
     wrong = [*report.shapes, *report.dtypes, *report.kinds]
     nothing = not report.matched and not report.pending
+    missing, unexpected = list(report.missing), list(report.unexpected)
+    if not nothing:  # where nothing matches no exception helps, and all names are told
+        missing = _not_allowed(missing, rules.allow_missing) if rules.strict else []
+        unexpected = _not_allowed(unexpected, rules.allow_unexpected) if rules.strict else []
     if not (missing or unexpected or wrong or nothing):
         return
-    lines = [f"  {m.name}: expected {m.expected}, found {m.found}" for m in wrong]
+    # What has a line of its own already is not listed a second time.
+    told = {m.name for m in wrong}
+    missing = [name for name in missing if name not in told]
+    unexpected = [name for name in unexpected if name not in told]
+    lines = [f"  {m.name or 'the root'}: expected {m.expected}, found {m.found}" for m in wrong]
     # The nearest name takes a millisecond to find: only for the lines that are shown.
     near = {n: _near(n, unexpected) for n in missing[: max(0, _LINES_MAX - len(lines))]}
     lines += [f"  missing in the checkpoint: {n}{near.get(n, '')}" for n in missing]
@@ -74,7 +80,8 @@ def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules
     raise MismatchError(
         what + (":\n" + "\n".join(lines) + "\n" if lines else ""),
         reason="nothing-matches" if nothing else "tree",
-        do=_cure(missing, unexpected, wrong),
+        do="nothing was changed; to go on: "
+        + (_cure(missing, unexpected, report) or _cure_of_nothing(missing, unexpected)),
         report=replace(report),
     )
 
@@ -101,15 +108,35 @@ def _near(name: str, others: Sequence[str]) -> str:
     return f" (stored: {close[0]}; rename={{{close[0]!r}: {name!r}}}?)" if close else ""
 
 
-def _cure(missing: Sequence[str], unexpected: Sequence[str], wrong: Sequence[object]) -> str:
+def _cure(missing: Sequence[str], unexpected: Sequence[str], report: RestoreReport) -> str:
     parts = []
-    if missing:
-        parts.append(f"allow_missing={_common(missing)!r}")
-    if unexpected:
-        parts.append(f"allow_unexpected={_common(unexpected)!r}, or take part with names=")
-    if wrong:
-        parts.append("fix the target's shapes and dtypes (allow_cast= converts dtypes)")
-    return "nothing was changed; to go on: " + "; ".join(parts or ["check the names"])
+    if report.matched or report.pending:
+        if missing:
+            parts.append(f"allow_missing={_common(missing)!r}")
+        if unexpected:
+            parts.append(f"allow_unexpected={_common(unexpected)!r}, or take part with names=")
+    if report.shapes:
+        parts.append(
+            "give the target the stored shapes, or leave these out of names= "
+            "(a function name -> bool may choose)"
+        )
+    if report.dtypes:
+        parts.append("allow_cast= converts dtypes")
+    if report.kinds:
+        parts.append("give the target what is stored, or leave it out of names=")
+    return "; ".join(parts)
+
+
+def _cure_of_nothing(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """Often the target is a part of what was saved: the model, and not {"model": the model}."""
+    stored = set(unexpected)
+    for name in unexpected if missing else ():
+        above = name.removesuffix(f"/{missing[0]}")
+        if above != name and all(f"{above}/{n}" in stored for n in missing):
+            return (
+                f"names={above!r}, rename={{{above!r}: ''}}: the target is a part of what is stored"
+            )
+    return 'compare the names (plan(), or "ckptfmt show"); rename= maps stored ones to others'
 
 
 def _common(names: Sequence[str]) -> object:

@@ -67,7 +67,9 @@ def load_tree(
     `convert` makes another framework's tensor of each; tied leaves come with one array.
     """
     tree, info = checkpoint.index.tree, checkpoint.info
-    positions = select_positions(tree.leaf_names, names, repr(checkpoint))
+    positions = select_positions(
+        tree.leaf_names, names, f"{checkpoint.info.name} of {checkpoint.info.url}"
+    )
     kinds = tree.leaf_kinds[positions] if positions else tree.leaf_kinds[:0]
     rows = tree.leaf_rows[positions] if positions else tree.leaf_rows[:0]
     wanted = np.unique(rows[kinds != LEAF_VALUE])

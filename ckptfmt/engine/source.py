@@ -57,7 +57,9 @@ class CheckpointSource:
 
     def leaves(self, names: Select | None) -> list[StoredLeaf]:
         checkpoint, tree = self.checkpoint, self.checkpoint.index.tree
-        positions = select_positions(tree.leaf_names, names, repr(checkpoint))
+        positions = select_positions(
+            tree.leaf_names, names, f"{checkpoint.info.name} of {checkpoint.info.url}"
+        )
         packed = [p for p in positions if tree.leaf_kinds[p] == LEAF_PACKED]
         values = packed_values(checkpoint.backend, checkpoint.index, packed) if packed else {}
         attributes = attributes_by_row(tree.leaf_attributes, tree.leaf_names)

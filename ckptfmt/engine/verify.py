@@ -358,7 +358,9 @@ def verify_checkpoint(checkpoint: Checkpoint, names: Select) -> VerifyReport:
     index, info = checkpoint.index, checkpoint.info
     listed = Listed(info.name, info.generation, Key(f"checkpoints/{info.name}"), 0)
     all_names = checkpoint.index.tree.leaf_names
-    positions = select_positions(all_names, names, repr(checkpoint))
+    positions = select_positions(
+        all_names, names, f"{checkpoint.info.name} of {checkpoint.info.url}"
+    )
     everything = Matcher(names).everything
     kinds, leaf_rows = index.tree.leaf_kinds[positions], index.tree.leaf_rows[positions]
     rows = set(leaf_rows[kinds != LEAF_VALUE].tolist())

@@ -66,7 +66,7 @@ def _parse_which(which: str, path: str) -> At:
     return int(which) if which.isascii() and which.isdigit() else which
 
 
-def whole_number(step: int | None) -> int | None:
+def whole_number(step: int | None, argument: str = "step") -> int | None:
     """A step as an int: integers of NumPy and of frameworks are taken for what they are.
 
     Raises:
@@ -80,9 +80,10 @@ def whole_number(step: int | None) -> int | None:
         made = None
     if made is None:
         raise UsageError(
-            "step is not an integer",
+            f"{argument} is not an integer",
             reason="step",
-            expected="how many steps are finished, 0 or more",
+            expected="how many steps are finished, 0 or more"
+            + ("" if argument == "step" else "; or a name"),
             found=f"{type(step).__name__} {step!r}"[:80],
             do="pass an int",
         )
@@ -110,23 +111,28 @@ def choose_at(selected: At | None, step: int | None, at: At | None) -> At | None
             do="choose it once",
         )
     chosen = next(iter(given.values()), None)
-    return chosen if isinstance(chosen, str) else whole_number(chosen)
+    return chosen if isinstance(chosen, str) else whole_number(chosen, "at")
+
+
+def looks_like_a_file(url: str) -> bool:
+    return url.rstrip("/").endswith(_FILE_SUFFIXES)
 
 
 def warn_of_suffix(store: Store) -> None:
     """A store is a folder, also where its name looks like a file's."""
-    if store.url.rstrip("/").endswith(_FILE_SUFFIXES):
+    if looks_like_a_file(store.url):
         warn(f"{store.url} becomes a folder, although its name looks like a file's")
 
 
-def refuse_swapped(tree: Any, path: object) -> None:
-    """`save(path, tree)` instead of `save(tree, path)`."""
+def refuse_swapped(tree: Any, path: object, call: str = "save(tree, path)") -> None:
+    """`save(path, tree)` instead of `save(tree, path)`; the same for `restore(target, source)`."""
     from ckptfmt.engine.store import Store
 
+    first, second = call.partition("(")[2].rstrip(")").split(", ")
     if isinstance(tree, str | os.PathLike) and not isinstance(path, str | os.PathLike | Store):
         raise UsageError(
-            "save(tree, path): arguments look swapped",
+            f"{call}: arguments look swapped",
             reason="swapped",
-            found=f"{type(tree).__name__} as tree, {type(path).__name__} as path",
-            do="pass the tree first",
+            found=f"{type(tree).__name__} as {first}, {type(path).__name__} as {second}",
+            do=f"pass the {first} first",
         )

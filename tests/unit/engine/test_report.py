@@ -63,9 +63,35 @@ def test_the_cure_is_a_line_to_add() -> None:
     error = mismatch(one, {**one, "head": many, "x": {"y": 1}})
     assert "allow_unexpected=('head', 'x')" in error.do
     ckptfmt.restore(one, {**one, "head": many, "x": {"y": 1}}, allow_unexpected=("head", "x"))
-    error = mismatch({"a": np.zeros(2), "b": 0}, {**one, "b": 1})
+    error = mismatch({"a": np.zeros(1, np.float32), "b": 0}, {**one, "b": 1})
     assert "allow_cast=" in error.do
     assert error.kind == "mismatch-tree"
+
+
+def test_a_cure_is_offered_only_where_it_helps() -> None:
+    one = {"a": np.zeros(1), "b": 1}
+    shape = mismatch({"a": np.zeros(2), "b": 0}, one)
+    assert "names=" in shape.do
+    assert "allow_cast" not in shape.do  # converts dtypes, never shapes
+    nothing = mismatch({"x": np.zeros(1)}, one)
+    assert "allow_" not in nothing.do  # a restore that matches nothing raises all the same
+    assert "x" in str(nothing)
+    assert "compare the names" in nothing.do
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_target_that_is_a_part_of_what_is_stored_is_told_how(strict: bool) -> None:
+    stored = {"model": {"w": np.ones(2), "b": np.ones(1)}, "optimizer": {"lr": 1.0}}
+    target = {"w": np.zeros(2), "b": np.zeros(1)}
+    error = mismatch(target, stored, strict=strict)
+    assert "names='model', rename={'model': ''}" in error.do
+    ckptfmt.restore(target, stored, names="model", rename={"model": ""})
+    assert target["w"].tolist() == [1, 1]
+
+
+def test_a_name_is_told_once_and_the_root_has_a_word() -> None:
+    error = mismatch(np.zeros(3), {"a": np.zeros(3), "b": np.zeros(3)})
+    assert "the root: expected" in str(error)
 
 
 def test_no_match_has_a_kind_of_its_own() -> None:

@@ -105,3 +105,39 @@ def test_integers_of_any_kind_are_steps(step: Any, expected: int | None) -> None
 def test_what_is_no_count_is_refused(step: Any) -> None:
     with pytest.raises(ckptfmt.UsageError, match="step"):
         whole_number(step)
+
+
+def test_arguments_that_look_swapped_are_told(tmp_path: Path) -> None:
+    tree = {"w": np.zeros(2)}
+    calls: list[Any] = [ckptfmt.save, ckptfmt.restore, ckptfmt.plan]
+    for call in calls:
+        for path in (str(tmp_path), tmp_path):
+            with pytest.raises(
+                ckptfmt.UsageError, match=r"look swapped: found .* as (tree|target)"
+            ):
+                call(path, tree)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("path", "cure"),
+    [
+        ("typo", "check the path, or save one first"),
+        (Path("runs@3"), "only a str is split at its @"),
+        ("model.safetensors", "open_foreign"),
+    ],
+)
+def test_a_place_without_checkpoints_says_what_may_be_wrong(
+    path: str | Path, cure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ckptfmt.NotFoundError, match=cure) as caught:
+        ckptfmt.load(path)
+    assert caught.value.kind == "not-found-latest"
+    assert "there is no checkpoint" in str(caught.value)
+
+
+def test_a_choice_of_another_type_is_told_by_its_argument(tmp_path: Path) -> None:
+    ckptfmt.save({"w": 1}, tmp_path, step=1)
+    with pytest.raises(ckptfmt.UsageError, match=r"at is not an integer: .*or a name"):
+        ckptfmt.load(tmp_path, at=[1])  # type: ignore[call-overload]
