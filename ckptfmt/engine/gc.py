@@ -118,9 +118,13 @@ def collect(
 def _check_grace(backend: Backend, grace_s: float) -> bool:
     """True if this store allows no deletion at all."""
     capabilities = backend.capabilities
-    if not grace_s >= 0:
+    if not isinstance(grace_s, int | float) or not grace_s >= 0:
         raise UsageError(
-            "grace_s is negative", reason="grace", expected="0 or more seconds", found=grace_s
+            "grace_s is no duration",
+            reason="grace",
+            expected="0 or more seconds, as a number",
+            found=repr(grace_s)[:80],
+            do="pass seconds: 600",
         )
     if not capabilities.time and grace_s:
         raise UsageError(

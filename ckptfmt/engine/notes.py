@@ -16,6 +16,10 @@ from ckptfmt.format import About, pack_notes, pack_value
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key
 
+OWN_METADATA = "ckptfmt."
+QUARANTINE = OWN_METADATA + "quarantine"
+"""Why a checkpoint was set aside; the empty text: it was taken back."""
+
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Numbers by name; NumPy scalars and 0-d tensors of any framework are numbers.
@@ -30,7 +34,8 @@ def _number(key: str, value: object) -> float:
     cause: Exception | None = None
     if not isinstance(value, str | bytes) and tuple(getattr(value, "shape", ())) == ():
         try:
-            return float(value)  # type: ignore[arg-type]
+            # A loss that still has its graph is fine: float() would warn of that, item() does not.
+            return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError) as error:
             cause = error
     raise UsageError(
@@ -47,9 +52,17 @@ def check_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     """Plain values by name.
 
     Raises:
-        UsageError: A name is no text, or a value would not come back as it is.
+        UsageError: A name is no text or the format's own, or a value would not come back as it is.
     """
     made = {_check_key(key, "metadata"): value for key, value in metadata.items()}
+    for key in made:
+        if key.startswith(OWN_METADATA):
+            raise UsageError(
+                f"metadata keys that begin with {OWN_METADATA} are the format's own",
+                reason="metadata",
+                where=repr(key),
+                do="choose another key",
+            )
     pack_value(made)
     return made
 

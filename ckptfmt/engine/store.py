@@ -26,10 +26,10 @@ from ckptfmt.engine.catalog import (
 from ckptfmt.engine.commit import delete_notes, still_used, withdraw
 from ckptfmt.engine.coordinate import check_store_marker
 from ckptfmt.engine.gc import collect
-from ckptfmt.engine.notes import annotate, check_metadata, check_metrics
+from ckptfmt.engine.notes import QUARANTINE, annotate, check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint, open_checkpoint
 from ckptfmt.engine.verify import verify_store
-from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError
+from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError, warn
 from ckptfmt.events import Progress
 from ckptfmt.format import check_tag, step_of
 from ckptfmt.storage import Backend, Capabilities, open_backend
@@ -177,6 +177,14 @@ class Store:
 
         Each generation is put under `quarantine/` first, then deleted from `checkpoints/`.
         """
+        if not isinstance(reason, str) or not reason:
+            raise UsageError(
+                "no reason is given",
+                reason="quarantine",
+                expected="a text that says why",
+                found=repr(reason)[:80],
+                do="say it: whoever finds the checkpoint set aside will ask",
+            )
         check_store_marker(self.backend)
         for listed in self._find(at):
             name = listed.key.removeprefix("checkpoints/")
@@ -184,25 +192,40 @@ class Store:
             self._move(listed, aside)
             head = self._head(aside)
             if head is not None:
-                annotate(
-                    self.backend, head.about, metrics={}, metadata={"ckptfmt.quarantine": reason}
-                )
+                annotate(self.backend, head.about, metrics={}, metadata={QUARANTINE: reason})
 
     def readmit(self, name: str) -> None:
-        """Put a quarantined checkpoint back. NotFoundError if there is none of that name."""
+        """Put a quarantined checkpoint back. NotFoundError if there is none of that name.
+
+        A newer generation, saved meanwhile, stays the checkpoint of that name: a CkptWarning.
+        """
         check_store_marker(self.backend)
-        found = list_indexes(self.backend, "quarantine/").get(name)
+        aside = list_indexes(self.backend, "quarantine/")
+        found = aside.get(name)
         if not found:
             raise NotFoundError(
                 "no such quarantined checkpoint",
                 reason="quarantined",
                 where=self.url,
                 expected=repr(name),
-                do='list them with "ckptfmt ls --quarantined"',
+                found=", ".join(sorted(aside)[:8]) or "none that is set aside",
+                do='give its name, as "ckptfmt ls --quarantined" lists it',
             )
         for listed in found:
             key = Key("checkpoints/" + listed.key.removeprefix("quarantine/"))
-            self._move(listed, Listed(listed.name, listed.generation, key, listed.nbytes))
+            back = Listed(listed.name, listed.generation, key, listed.nbytes)
+            self._move(listed, back)
+            head = self._head(back)
+            if head is not None:
+                annotate(self.backend, head.about, metrics={}, metadata={QUARANTINE: ""})
+        newest_there = max(
+            (g.generation for g in list_checkpoints(self.backend).get(name, [])), default=0
+        )
+        if newest_there > found[-1].generation:
+            warn(
+                f"{name} was saved again while it was set aside: generation {newest_there} "
+                f"stays the checkpoint, and {found[-1].generation} goes when it is saved again"
+            )
 
     def _move(self, old: Listed, new: Listed) -> None:
         data = self.backend.get(old.key, 0, old.nbytes)

@@ -60,7 +60,7 @@ def convert(
         dst,
         step=step,
         name=name,
-        metadata={**tree.metadata, **metadata},
+        metadata={**_foreign_metadata(tree), **metadata},
         metrics=metrics,
         if_exists=if_exists,
         codec=codec,
@@ -87,6 +87,14 @@ def _nested(path: StrPath, tree: ForeignTree) -> Any:
             # What cannot be carried is refused before anything is written.
             tensor.fetch()
     return ForeignCheckpoint(os.fspath(path), tree).tree()
+
+
+def _foreign_metadata(tree: ForeignTree) -> dict[str, object]:
+    """What the file says about itself; keys that are the format's own are not for files to give."""
+    return {
+        f"source.{key}" if key.startswith("ckptfmt.") else key: value
+        for key, value in tree.metadata.items()
+    }
 
 
 def _check(

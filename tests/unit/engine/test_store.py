@@ -319,8 +319,32 @@ def test_found_in_both_places_is_quarantined(store: ckptfmt.Store) -> None:
 def test_readmitting_over_a_newer_generation_keeps_the_newer(store: ckptfmt.Store) -> None:
     store.quarantine(3, "x")
     ckptfmt.save({"v": "new"}, store, step=3)
-    store.readmit(f"step-{3:016d}")
+    with pytest.warns(ckptfmt.CkptWarning, match="generation 1 stays"):
+        store.readmit(f"step-{3:016d}")
     assert ckptfmt.load(store, step=3) == {"v": "new"}
+
+
+def test_what_is_set_aside_says_why_until_it_is_taken_back(store: ckptfmt.Store) -> None:
+    for nothing in ("", None):
+        with pytest.raises(ckptfmt.UsageError, match="no reason"):
+            store.quarantine(3, nothing)  # type: ignore[arg-type]
+    store.quarantine(3, "loss is nan")
+    for ask in (lambda: ckptfmt.load(store, step=3), lambda: store.quarantine(3, "again")):
+        with pytest.raises(ckptfmt.NotFoundError, match="set aside; to take it back"):
+            ask()
+    with pytest.raises(ckptfmt.NotFoundError, match="found step-0000000000000003"):
+        store.readmit("3")
+    store.readmit(f"step-{3:016d}")
+    assert store.open(3).info.metadata == {"ckptfmt.quarantine": ""}
+
+
+def test_metadata_of_the_format_is_not_the_users_to_give(store: ckptfmt.Store) -> None:
+    mine = {"ckptfmt.quarantine": "not me"}
+    with pytest.raises(ckptfmt.UsageError, match="the format's own"):
+        store.annotate(3, metadata=mine)
+    with pytest.raises(ckptfmt.UsageError, match="the format's own"):
+        ckptfmt.save({"w": 1}, store, step=9, metadata=mine)
+    assert store.steps() == [1, 2, 3]
 
 
 # -- deletion -----------------------------------------------------------------------------------
@@ -412,3 +436,9 @@ def test_a_store_is_a_context_manager(tmp_path: Path) -> None:
     with ckptfmt.Store(tmp_path) as store:
         ckptfmt.save({"a": 1}, store)
     assert ckptfmt.load(store) == {"a": 1}
+
+
+@pytest.mark.parametrize("grace", [-1, float("nan"), "10m", None])
+def test_a_grace_that_is_no_duration_is_refused(store: ckptfmt.Store, grace: Any) -> None:
+    with pytest.raises(ckptfmt.UsageError, match="grace_s is no duration"):
+        store.gc(grace_s=grace)

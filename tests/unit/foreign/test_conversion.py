@@ -153,3 +153,16 @@ def test_a_conversion_never_holds_the_file_in_memory(write: Write, tmp_path: Pat
     tracemalloc.stop()
     assert peak < 48 << 20
     assert threading.active_count() < 16
+
+
+def test_a_file_does_not_speak_for_the_format(tmp_path: Path) -> None:
+    """A hub file whose __metadata__ says "quarantined" is carried, and says it under another key."""
+    about = {"ckptfmt.quarantine": "no", "format": "pt"}
+    header: dict[str, Any] = {"__metadata__": about}
+    header["w"] = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
+    text = json.dumps(header).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\x07")
+    info = ckptfmt.convert(path, tmp_path / "s", durable=False).info
+    assert info is not None
+    assert info.metadata == {"source.ckptfmt.quarantine": "no", "format": "pt"}

@@ -253,3 +253,9 @@ def test_swa_models_and_their_scheduler_are_restored(tmp_path: Path) -> None:
     assert ckt.restore(target, tmp_path / "s").clean
     assert torch.equal(target["swa"].module.weight, stored["swa"].module.weight)
     assert int(target["swa"].n_averaged) == 1
+
+
+def test_a_loss_that_has_its_graph_is_a_metric(tmp_path: Path) -> None:
+    loss = (torch.ones(2, requires_grad=True) * 2).sum()
+    info = ckt.save({"w": torch.ones(1)}, tmp_path, metrics={"loss": loss})  # warnings are errors
+    assert info.metrics == {"loss": 4.0}
