@@ -4,7 +4,8 @@
 
 `first stall`: the call that starts the first save of a process; `stall`: the second, which finds
 buffers of the first. The limit is a memcpy of the same bytes by two threads (into new memory, then
-into warm memory); torch.save is a clone of every tensor, saved in a thread. `matmul` is one thread of
+into warm memory); torch.save is a clone of every tensor, saved in a thread; DCP has a
+stager that keeps its memory, DCP default the one that `async_save` takes if none is named. `matmul` is one thread of
 matrix products from the start of a third save until it is durable: `speed` compares it with the same
 loop alone, just before and after, `durable_s` is how long the save took. Each round has new processes.
 """

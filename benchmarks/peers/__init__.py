@@ -29,6 +29,7 @@ NAMES = {
     "safetensors": "safetensors_file",
     "torch.save": "torch_save",
     "DCP": "torch_dcp",
+    "DCP default": "torch_dcp_plain",
     "TF": "tf_checkpoint",
     "np.savez": "numpy_savez",
     "torchsnapshot": "torchsnapshot_folder",

@@ -38,8 +38,8 @@ def save(own: dict[str, Any], folder: Path) -> None:
     sync_below(folder)
 
 
-def begin(own: dict[str, Any], folder: Path) -> Callable[[], object]:
-    """`async_save` with a stager that keeps its memory for the next save."""
+def begin(own: dict[str, Any], folder: Path, *, warm: bool = True) -> Callable[[], object]:
+    """`async_save`; `warm`: with a stager that keeps its memory for the next save."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -50,7 +50,9 @@ def begin(own: dict[str, Any], folder: Path) -> Callable[[], object]:
         _stagers.append(DefaultStager(StagingOptions(False, False, False, False)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        future: Any = dcp.async_save(own, storage_writer=_writer(folder), async_stager=_stagers[0])
+        future: Any = dcp.async_save(
+            own, storage_writer=_writer(folder), async_stager=_stagers[0] if warm else None
+        )
 
     def wait() -> None:
         future.result()

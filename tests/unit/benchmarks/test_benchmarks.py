@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PEERS = {
     "bench_many_tensors": {"safetensors": "safetensors"},
-    "bench_save": {"safetensors": "safetensors", "torch.save": "torch", "direct loop": "numpy"},
 }
 
 
