@@ -78,5 +78,5 @@ def test_extra_facts_are_kept() -> None:
 def test_code_that_catches_the_builtin_goes_on_working(
     cls: type[CheckpointError], builtin: type[Exception]
 ) -> None:
-    with pytest.raises(builtin, match="^the message$"):
+    with pytest.raises(builtin, match=r"^the message$"):
         raise cls("the message", reason="x")
