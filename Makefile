@@ -31,6 +31,9 @@ export PYTHONNOUSERSITE := 1
 export PYTHONPATH :=
 export PIP_REQUIRE_VIRTUALENV := 1
 
+# The test processes must agree on every test's name, also where a set's order is part of it.
+export PYTHONHASHSEED := 0
+
 .PHONY: help setup lint check test test-slow demo bench clean
 
 help: ## this list
