@@ -32,6 +32,7 @@ from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader
 from ckptfmt.engine.select import Matcher, nearest
 from ckptfmt.errors import (
+    CorruptError,
     FormatError,
     MissingExtraError,
     NotFoundError,
@@ -93,8 +94,16 @@ def _open_chosen(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At
         for key, error in skipped.items():
             warn_skipped(key, error)
         return _made(backend, *chosen)
-    if skipped:  # it was asked for: what is wrong with the highest generation is the answer
-        raise next(iter(skipped.values()))
+    if len(skipped) == 1:
+        raise next(iter(skipped.values()))  # it was asked for: what is wrong with it is the answer
+    if skipped:
+        raise CorruptError(
+            "no generation of this checkpoint can be read",
+            reason="index",
+            where=", ".join(skipped),
+            found="; ".join(error.what for error in skipped.values()),
+            do='restore another step or run "ckptfmt verify"',
+        )
     raise NotFoundError(
         "the checkpoint was deleted while it was opened",
         reason="checkpoint",
