@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
-from ckptfmt.errors import CkptWarning, UnsupportedError
+from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
 from ckptfmt.tensorflow.objects import survey
@@ -117,9 +116,7 @@ def _warn_of_optimizer(obj: Any, name: str, peers: Peers) -> None:
     if optimizer is None or not optimizer.built:
         return
     if all(identity_of(peer) != identity_of(optimizer) for _, peer in peers):
-        warnings.warn(
+        warn(
             f"{name or 'the model'}: its optimizer is not in the tree and is not saved; add "
-            'it: {"model": model, "optimizer": model.optimizer}',
-            CkptWarning,
-            stacklevel=2,
+            'it: {"model": model, "optimizer": model.optimizer}'
         )

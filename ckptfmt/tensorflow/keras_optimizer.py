@@ -6,7 +6,6 @@ variable's name is the one its model has for it, found by identity in the tree.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ckptfmt.errors import CkptWarning, UsageError
+from ckptfmt.errors import UsageError, warn
 from ckptfmt.format import parse_key, split_name
 from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.survey import Found, Keys, name_of
@@ -105,11 +104,9 @@ def warn_if_positional(named: Sequence[Owner], peers: Peers, where: str, variabl
         return
     held = {ident for model in _models(peers) for ident in model.found}
     if not any(identity_of(variable) in held for variable in variables):
-        warnings.warn(
+        warn(
             f"{where}: the optimizer's variables are not in the tree, so its state is saved by "
-            "position; put its model into the tree to save it by name",
-            CkptWarning,
-            stacklevel=2,
+            "position; put its model into the tree to save it by name"
         )
 
 

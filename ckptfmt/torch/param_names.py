@@ -6,14 +6,14 @@ loaded. So the modules that stand in the same tree are asked first.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-from ckptfmt.errors import CkptWarning, UsageError
+from ckptfmt.errors import UsageError
+from ckptfmt.errors import warn as give_warning
 from ckptfmt.torch.wrappers import clean_parameters
 
 NamedBy = Literal["module", "param_names", "position"]
@@ -69,13 +69,10 @@ def parameter_names(
     if wanted and all(own):
         return ParameterNames([[str(n) for n in group] for group in own], "param_names")
     if warn and wanted:
-        warnings.warn(
-            CkptWarning(
-                f"{name}: the optimizer's parameters are in no module of the tree, so its state "
-                "goes by position; put the module into the tree, or build the optimizer from "
-                "named_parameters()"
-            ),
-            stacklevel=2,
+        give_warning(
+            f"{name}: the optimizer's parameters are in no module of the tree, so its state "
+            "goes by position; put the module into the tree, or build the optimizer from "
+            "named_parameters()"
         )
     return ParameterNames(_positions(groups), "position")
 

@@ -359,3 +359,10 @@ def test_a_failure_after_the_optimizer_brings_its_old_state_back(
     assert frozen([target, other]) == before
     assert other.state is state
     assert other.param_groups is groups
+
+
+def test_a_warning_points_at_the_callers_line(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], momentum=0.9)
+    with pytest.warns(CkptWarning, match="by position") as caught:
+        ckt.save({"optimizer": optimizer}, tmp_path)
+    assert caught[0].filename == __file__
