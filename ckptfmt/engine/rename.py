@@ -56,7 +56,8 @@ def renamed_leaves(
                     "rename rule matches no stored leaf",
                     reason="rename",
                     where=repr(rule),
-                    do='list the stored names with "ckptfmt show"',
+                    expected="a stored name, or what stands before a / in one",
+                    do="write it so, or pass a function of a name; ckptfmt show lists them",
                 )
     return made, changed
 

@@ -89,8 +89,13 @@ def from_write_error(
             "the way to the object is gone or blocked",
             reason="io",
             where=where,
-            found=os.strerror(error.errno or 0),
-            do="check that nothing else moves or cleans the store's folders",
+            found=os.strerror(error.errno or 0)
+            + (
+                f": {os.fsdecode(error.filename)}"
+                if isinstance(error.filename, str | bytes)
+                else ""
+            ),
+            do="check the store's path, and that nothing else moves or cleans its folders",
             errno=error.errno,
             outcome_unknown=outcome_unknown,
         )

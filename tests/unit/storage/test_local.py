@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -773,3 +774,10 @@ def test_a_file_system_that_cannot_reserve_is_written_all_the_same(
     entry = backend.stat(A)
     assert entry is not None
     assert entry.nbytes == 2 << 20
+
+
+def test_a_store_below_a_file_says_which_path_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    backend = open_backend(str(tmp_path / "file"))
+    with pytest.raises(StorageError, match=re.escape(str(tmp_path / "file"))):
+        backend.put(Key("ckptfmt.json"), b"{}", durable=False)
