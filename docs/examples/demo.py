@@ -190,9 +190,7 @@ def check_store(store: Path, reference: Path, kill: Kill, outcome: Outcome) -> N
 
 
 def report(outcome: Outcome, kill: Kill, store: Path, seconds: float) -> int:
-    table = Table(
-        title="what was promised, what was seen", title_justify="left", title_style="bold"
-    )
+    table = Table()
     table.add_column("")
     table.add_column("claim")
     table.add_column("seen", justify="right")
