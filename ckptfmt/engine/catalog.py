@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ckptfmt.engine.where import looks_like_a_file, whole_number
-from ckptfmt.errors import CorruptError, FormatError, NotFoundError, warn
+from ckptfmt.errors import ConflictError, CorruptError, FormatError, NotFoundError, warn
 from ckptfmt.format import (
     ABOUT,
     FILES,
@@ -24,6 +24,7 @@ from ckptfmt.format import (
     FilesSection,
     Header,
     Index,
+    index_key,
     parse_about,
     parse_files,
     parse_header,
@@ -102,6 +103,14 @@ def next_generation(backend: Backend, name: str) -> int:
             parsed = parse_index_key(entry.key)
             if parsed is not None and parsed[0] == name:
                 highest = max(highest, parsed[1])
+    if parse_index_key(index_key(name, highest + 1)) is None:
+        raise ConflictError(
+            "no generation of this name is left",
+            reason="generation",
+            where=index_key(name, highest),
+            found=f"generation {highest}",
+            do="save under another name; no save of ours has made so many",
+        )
     return highest + 1
 
 

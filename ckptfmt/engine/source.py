@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,12 +18,13 @@ from ckptfmt.engine.leaves import (
     parse_leaf_value,
 )
 from ckptfmt.engine.open import Checkpoint
+from ckptfmt.engine.plan import dtype_of_source
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.select import select_positions
 from ckptfmt.engine.tree import FlatTree, flatten
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE
+from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, packed_nbytes
 from ckptfmt.types import CheckpointInfo, Mode, Select
 
 Array = NDArray[Any]
@@ -140,8 +142,8 @@ class TreeSource:
         return made
 
     def nbytes(self, tensors: Sequence[int]) -> int:
-        sizes = (self._flat.tensors[row] for row in set(tensors))
-        return sum(int(np.prod(s.shape, dtype=np.int64)) for s in sizes)
+        sources = [self._flat.tensors[row] for row in set(tensors)]
+        return sum(packed_nbytes(dtype_of_source(s), math.prod(s.shape)) for s in sources)
 
     def tensors(
         self, rows: Sequence[int], *, mode: Mode, verify: bool, progress: Progress

@@ -767,6 +767,20 @@ def test_max_nbytes_refuses_before_anything_is_touched(tmp_path: Path) -> None:
         ckptfmt.restore(target, tmp_path, max_nbytes=807)
     assert not target["b"].any()
     ckptfmt.restore(target, tmp_path, max_nbytes=808)
+    tree = {"a": np.ones(100), "b": np.ones(1)}
+    with pytest.raises(ckptfmt.UsageError, match="808 bytes"):
+        ckptfmt.restore(target, tree, max_nbytes=807)
+
+
+def test_what_was_not_selected_is_left_alone_whatever_it_is(tmp_path: Path) -> None:
+    saved = everything(1)
+    ckptfmt.save(saved, tmp_path)
+    target = everything(0)
+    before = bits(target)
+    ckptfmt.restore(target, tmp_path, names="v")
+    assert target["v"] == 1
+    target["v"] = 0
+    assert not difference(bits(target), before)
 
 
 def test_progress_counts_the_bytes_of_the_restore(tmp_path: Path) -> None:

@@ -897,3 +897,15 @@ def test_an_s3_store_saves_loads_resaves_and_verifies(tree: dict[str, Any]) -> N
         store.delete(2)
         assert store.steps() == [1]
         store.close()
+
+
+def test_where_no_generation_is_left_nothing_is_committed_or_deleted(tmp_path: Path) -> None:
+    """The next one would have a key that no reader accepts."""
+    ckptfmt.save({"a": 1}, tmp_path)
+    main = tmp_path / "checkpoints" / "main~0.index"
+    (tmp_path / "checkpoints" / f"main~{2**63 - 1}.index").write_bytes(main.read_bytes())
+    before = everything(tmp_path / "checkpoints")
+    with pytest.raises(ckptfmt.ConflictError, match="no generation of this name is left"):
+        ckptfmt.save({"a": 2}, tmp_path)
+    assert everything(tmp_path / "checkpoints") == before
+    assert ckptfmt.load(tmp_path) == {"a": 1}
