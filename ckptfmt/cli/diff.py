@@ -59,6 +59,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
         out.result(_document(found, titles))
     else:
         out.result({}, *_shown(found, titles, all_rows=args.all))
+    if found.count("unknown") and not args.read:
+        out.note("what is unknown can be read and compared: --read")
     if found.equal is None:
         return PARTIAL
     return OK if found.equal else NO

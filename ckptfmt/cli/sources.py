@@ -63,7 +63,7 @@ class _Stored:
             tree = self.checkpoint.index.tree
             names = [
                 tree.leaf_names[p]
-                for p in select_positions(tree.leaf_names, list(select), repr(self.checkpoint))
+                for p in select_positions(tree.leaf_names, list(select), self.title)
             ]
         return leaves_of_index(self.checkpoint.index, self.checkpoint.__getitem__, names)
 
