@@ -7,6 +7,7 @@ are kept for the next save.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from contextlib import suppress
 from typing import Any
@@ -26,7 +27,17 @@ _MAP_NBYTES_MIN = 1 << 20
 _HUGE_NBYTES = 2 << 20
 
 _kept: list[Bytes] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler that saves may interrupt its holder
+
+
+def _forget_in_child() -> None:
+    """A thread that a forked process does not have may hold the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def aligned_buffer(nbytes: int) -> Bytes:

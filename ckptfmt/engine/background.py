@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import os
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from ckptfmt import config
@@ -107,8 +109,20 @@ class _Control:
 
 
 _arena = Arena()
-_in_flight: dict[str, SaveFuture] = {}
-_lock = threading.Lock()
+_in_flight: dict[str, list[SaveFuture]] = {}
+"""Store -> saves that are not finished, or whose error nobody has asked for yet."""
+_lock = threading.RLock()  # a signal handler that saves may interrupt its holder
+
+
+def _forget_in_child() -> None:
+    """A forked process has none of the threads: it waits for no save of its parent's."""
+    global _arena, _lock
+    _arena, _lock = Arena(), threading.RLock()
+    _in_flight.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def settle(backend: Backend, when_busy: WhenBusy = "wait") -> None:
@@ -118,23 +132,32 @@ def settle(backend: Backend, when_busy: WhenBusy = "wait") -> None:
         ConflictError: kind `conflict-busy`: one is in flight and the caller does not wait.
     """
     with _lock:
-        future = _in_flight.get(backend.url)
-    if future is None:
-        return
-    if not future.done() and when_busy == "raise":
-        raise ConflictError(
-            "a save to this store is in flight",
-            reason="busy",
-            where=future.name,
-            do='wait for its result(), or pass when_busy="wait"',
-        )
-    concurrent.futures.wait([future])
+        futures = list(_in_flight.get(backend.url, ()))
+    for future in futures:
+        if not future.done() and when_busy == "raise":
+            raise ConflictError(
+                "a save to this store is in flight",
+                reason="busy",
+                where=future.name,
+                do='wait for its result(), or pass when_busy="wait"',
+            )
+        concurrent.futures.wait([future])
+        _remove(backend.url, future)
+        error = future._unasked()
+        if error is not None:
+            raise error
+
+
+def _add(url: str, future: SaveFuture) -> None:
     with _lock:
-        if _in_flight.get(backend.url) is future:
-            del _in_flight[backend.url]
-    error = future._unasked()
-    if error is not None:
-        raise error
+        _in_flight.setdefault(url, []).append(future)
+
+
+def _remove(url: str, future: SaveFuture) -> None:
+    with _lock:
+        left = [other for other in _in_flight.pop(url, ()) if other is not future]
+        if left:
+            _in_flight[url] = left
 
 
 def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> SaveFuture:
@@ -155,24 +178,39 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
         return future
     offsets, nbytes = layout(prepared.plan)
     if nbytes > config.current().staging_nbytes:
-        _run(future, prepared, None)
-        future.staged = True
-        return future
-    memory = _arena.take(nbytes)
+        return _run_here(future, prepared)
+    arena = _arena
+    memory = arena.take(nbytes)
     try:
         staged = stage_all(prepared.plan, memory, offsets)
     except BaseException:
-        _arena.back()
+        arena.back(memory)
         raise
+    arena.staged(memory)
+    back = partial(arena.back, memory)
     prepared = replace(prepared, plan=replace(prepared.plan, payloads=staged.payloads))
     thread = threading.Thread(
-        target=_run, args=(future, prepared, staged), name=f"ckptfmt-save-{request.name}"
+        target=_run, args=(future, prepared, staged, back), name=f"ckptfmt-save-{request.name}"
     )
     future._control.thread = thread
     future.staged = True
-    with _lock:
-        _in_flight[backend.url] = future
-    thread.start()
+    _add(backend.url, future)
+    try:
+        thread.start()
+    except RuntimeError:  # the system gives no more threads
+        future._control.thread = None
+        _run(future, prepared, staged, back)
+    return future
+
+
+def _run_here(future: SaveFuture, prepared: Prepared) -> SaveFuture:
+    """The whole save while the caller waits; an interrupt is the caller's, an error the future's."""
+    _run(future, prepared, None, lambda: None)
+    future.staged = True
+    error = None if future.cancelled() else concurrent.futures.Future.exception(future)
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    _add(prepared.backend.url, future)
     return future
 
 
@@ -187,26 +225,34 @@ def _with_progress(request: SaveRequest, future: SaveFuture) -> Callable[[Event]
     return note
 
 
-def _run(future: SaveFuture, prepared: Prepared, staged: Staged | None) -> None:
+def _run(
+    future: SaveFuture, prepared: Prepared, staged: Staged | None, back: Callable[[], None]
+) -> None:
     try:
-        if staged is not None:
-            compare(prepared.plan, staged)
-        info = finish_save(prepared)
+        info = _finish(prepared, staged, back)
     except concurrent.futures.CancelledError:
         future._control.give_up()
     except BaseException as error:
         future.set_exception(error)
     else:
         future.set_result(info)
-    finally:
+
+
+def _finish(prepared: Prepared, staged: Staged | None, back: Callable[[], None]) -> CheckpointInfo:
+    """Encode, write, commit; then give the memory back, before anybody hears of the outcome: what
+    the future calls may be the next save."""
+    try:
         if staged is not None:
-            _arena.back()
+            compare(prepared.plan, staged)
+        return finish_save(prepared)
+    finally:
+        back()
 
 
 def _report_at_exit() -> None:
     """Errors that nobody asked for: an exit has no other way to tell them."""
     with _lock:
-        futures = list(_in_flight.values())
+        futures = [future for mine in _in_flight.values() for future in mine]
     for future in futures:
         error = future._unasked()
         if error is not None:

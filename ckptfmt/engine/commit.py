@@ -10,11 +10,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ckptfmt.engine.catalog import Listed, list_indexes, read_head
 from ckptfmt.engine.coordinate import unusable
-from ckptfmt.errors import ConflictError, NotFoundError, StorageError
+from ckptfmt.errors import CheckpointError, ConflictError, NotFoundError, StorageError
 from ckptfmt.format import (
     HEADER_NBYTES,
     About,
@@ -70,6 +71,12 @@ def put_index(
         won = _find_out(backend, key, commit_id, deadline, error)
         if won and durable:
             backend.sync([key])  # it is there: whether its name is durable, the error left open
+    except BaseException:
+        # An interrupt, which may come just after the name was taken: it leaves nothing visible.
+        with suppress(CheckpointError):
+            if _holds(backend, key, commit_id):
+                withdraw(backend, listed)
+        raise
     return listed if won else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.reuse import Bases, Place
-from ckptfmt.engine.stage import stage_tensor
+from ckptfmt.engine.stage import changed, stage_tensor
 from ckptfmt.engine.write import DataFiles
 from ckptfmt.format import (
     RAW,
@@ -25,6 +25,7 @@ from ckptfmt.format import (
     Pipeline,
     PlacementSection,
     StoredChunk,
+    digest,
     digest_function,
     encode_chunk,
 )
@@ -200,6 +201,11 @@ class _Encoder:
         wanted = sizes[first:last]
         if any(b is None for b in buffers) or [b.nbytes for b in buffers] != wanted:
             return first
+        if any(tensor not in payloads for tensor in owners):
+            # The caller's memory may change meanwhile: what is digested is what is written.
+            copy = memoryview(b"".join(buffers))
+            ends = list(accumulate(wanted))
+            buffers = [copy[end - size : end] for size, end in zip(wanted, ends)]
         digests = list(map(self._digest, buffers))
         if len(set(digests)) < len(digests) or not self._seen.keys().isdisjoint(digests):
             return first
@@ -213,15 +219,22 @@ class _Encoder:
         self.placed.put_all(rows, number, offsets, wanted)
         return last
 
+    def _is_live(self, region: int) -> bool:
+        """Whether the bytes of a region are not ours: whoever has them may change them meanwhile."""
+        return int(self._plan.tree.region_tensors[region]) not in self._plan.payloads
+
     def small(self, region: int, row: int, view: memoryview) -> None:
         """A region of one raw chunk: the way of most tensors, kept short."""
+        live = self._is_live(region)
+        if live and len(view) < SMALL_TENSOR_NBYTES:
+            view, live = memoryview(bytes(view)), False
         raw_digest = self._digest(view)
         if self._is_stored(row, 1, raw_digest):
             return
         place = self._bases.find(raw_digest, len(view))
         if place is None:
             chunk = StoredChunk(view, RAW, raw_digest)
-            (place,) = self._files.add(region, len(view), [row], [chunk])
+            (place,) = self._files.add(region, len(view), [row], [chunk], live=live)
         self.placed.put(row, place)
 
     def region(self, region: int, rows: tuple[int, int], view: memoryview) -> None:
@@ -236,11 +249,15 @@ class _Encoder:
         new = [position for position, place in enumerate(places) if place is None]
         written: Iterator[Place] = iter(())
         if new:
-            codec = self._plan.codecs[int(self._plan.tree.region_tensors[region])]
-            encode = partial(_encode, pieces=pieces, digests=digests, codec=codec, plan=self._plan)
+            tensor = int(self._plan.tree.region_tensors[region])
+            codec = self._plan.codecs[tensor]
+            encode = partial(
+                _encode, pieces=pieces, digests=digests, plan=self._plan, tensor=tensor
+            )
             chunks = self._threads.map(encode, new) if codec[0] else map(encode, new)
             numbers = [first + position for position in new]
-            written = iter(self._files.add(region, len(view), numbers, chunks))
+            live = self._is_live(region) and not codec[0]
+            written = iter(self._files.add(region, len(view), numbers, chunks, live=live))
         for position, place in enumerate(places):
             self.placed.put(first + position, next(written) if place is None else place)
 
@@ -250,7 +267,13 @@ def _encode(
     *,
     pieces: list[memoryview],
     digests: list[bytes],
-    codec: tuple[Pipeline, int | None],
     plan: SavePlan,
+    tensor: int,
 ) -> StoredChunk:
-    return encode_chunk(pieces[position], digests[position], codec, plan.options.digest)
+    piece, codec, algorithm = pieces[position], plan.codecs[tensor], plan.options.digest
+    if codec[0] and tensor not in plan.payloads:
+        # The caller's memory: what is encoded must be what was digested.
+        piece = memoryview(bytes(piece))
+        if digest(piece, algorithm) != digests[position]:
+            raise changed(plan.names[tensor])
+    return encode_chunk(piece, digests[position], codec, algorithm)

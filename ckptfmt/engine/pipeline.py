@@ -61,16 +61,25 @@ class Pipeline:
             self._tasks += 1
             self._queue.append((task, nbytes, always))
             if self._idle < len(self._queue) and len(self._threads) < self._threads_max:
-                name = f"ckptfmt-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._work, name=name))
-                self._threads[-1].start()
+                self._start()
             self._changed.notify_all()
+            alone = not self._threads
+        if alone:  # the system gives no thread: the caller does the work
+            self._work(until_empty=True)
 
-    def _work(self) -> None:
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"ckptfmt-{len(self._threads)}")
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads here: those that run, or the caller, take the task
+            return
+        self._threads.append(thread)
+
+    def _work(self, until_empty: bool = False) -> None:
         while True:
             with self._changed:
                 self._idle += 1
-                while not self._queue and not self._closed:
+                while not self._queue and not self._closed and not until_empty:
                     self._changed.wait()
                 self._idle -= 1
                 if not self._queue:
@@ -91,10 +100,15 @@ class Pipeline:
 
     def drain(self) -> None:
         """Wait for all tasks; raise the first error."""
+        self.wait()
+        with self._changed:
+            self._raise()
+
+    def wait(self) -> None:
+        """Wait for all tasks, whatever became of them."""
         with self._changed:
             while self._tasks:
                 self._changed.wait()
-            self._raise()
 
     def _raise(self) -> None:
         if self._error is not None:

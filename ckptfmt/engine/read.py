@@ -40,6 +40,8 @@ from ckptfmt.types import Key
 
 PIECE_NBYTES = 4 << 20
 MAP_NBYTES_MIN = 1 << 20
+COPIES_NBYTES_MAX = 256 << 20
+"""Of ranges that several tensors share, no more than this is copied in `mode="mmap"`."""
 
 Array = NDArray[Any]
 
@@ -369,17 +371,25 @@ class ChunkReader:
         taken: set[tuple[int, int]] = set()
         at = tree.region_chunk_starts.tolist()
         batch, batch_nbytes = list[tuple[int, memoryview]](), 0
+        copied = 0
         with Threads() as threads:
             for region, fits in zip(regions.tolist(), good):
                 row = at[region]
                 if not fits:
                     raise self._no_map(region, "its chunks are encoded, or not one range")
                 file, offset = int(placement.files[row]), int(placement.offsets[row])
-                if file not in mapped or (file, offset) in taken:
-                    # A range that is in use already gets a map of its own: writes stay private.
+                nbytes = int(tree.region_nbytes[region])
+                # A range that is in use already gets memory of its own: writes stay private. A copy
+                # if it is small: each map costs a descriptor (before Python 3.13) and pages.
+                again = (file, offset) in taken
+                copy = again and nbytes < MAP_NBYTES_MIN and copied + nbytes <= COPIES_NBYTES_MAX
+                if file not in mapped or (again and not copy):
                     mapped[file] = self._map(file, region)
                 taken.add((file, offset))
-                made[region] = mapped[file][offset : offset + int(tree.region_nbytes[region])]
+                made[region] = mapped[file][offset : offset + nbytes]
+                if copy:
+                    made[region] = made[region].copy()
+                    copied += nbytes
                 if not self.verify:
                     continue
                 view = made[region].data

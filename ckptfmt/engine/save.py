@@ -351,9 +351,12 @@ def _commit(
     while True:
         listed, index = existing.listed, existing.index
         if listed is not None and index is not None:
-            if _is_same(index, document):
+            same = _is_same(index, document)
+            if same and not _is_broken(backend, index, document):
                 return _keep(backend, listed, index, request)
-            if request.if_exists == "error":
+            if same:
+                document = _healed(backend, listed, index, document)
+            elif request.if_exists == "error":
                 raise _exists(request)
             _refuse_tagged(backend, document)
         put = put_index(
@@ -375,6 +378,23 @@ def _is_same(index: Index, document: Document) -> bool:
     """The name holds this tree already (and, for one that is no step, as of this step)."""
     old, new = index.about, document.about
     return (old.tree_digest, old.step) == (new.tree_digest, new.step)
+
+
+def _is_broken(backend: Backend, index: Index, document: Document) -> bool:
+    """A file of the index that holds this tree already is gone, cut or rotten, and is none of those
+    that this save has just checked or written anew."""
+    old = dict(zip(index.files.ids, index.files.nbytes.tolist()))
+    rest = {file: nbytes for file, nbytes in old.items() if file not in document.sizes()}
+    return bool(rest) and bool(unusable(backend, rest) or _damaged(backend) & rest.keys())
+
+
+def _healed(backend: Backend, listed: Listed, index: Index, document: Document) -> Document:
+    """The document as the next generation of the same tree: what was noted of it stays."""
+    info = _info(backend, listed, index.about, index.files)
+    about = document.about
+    metrics = {**info.metrics, **about.metrics}
+    metadata = {**info.metadata, **about.metadata}
+    return replace(document, about=replace(about, metrics=metrics, metadata=metadata))
 
 
 def _keep(backend: Backend, listed: Listed, index: Index, request: SaveRequest) -> CheckpointInfo:

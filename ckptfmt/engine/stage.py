@@ -52,6 +52,16 @@ def stage_tensor(
     return data
 
 
+def changed(name: str) -> ConflictError:
+    """The error of a tensor whose bytes did not hold still between their digest and the file."""
+    return ConflictError(
+        "tensor changed while it was saved",
+        reason="changed",
+        where=repr(name),
+        do="save at a moment when nothing writes to tensors, or save a copy; nothing was committed",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """Samples of the sources: a digest for each tensor, and of the chunk chosen."""
@@ -70,26 +80,45 @@ class Staged:
 
 
 class Arena:
-    """Host memory for one staged save, kept and grown for the next; pre-faulted as it is filled."""
+    """Host memory for one staged save, kept and grown for the next; pre-faulted as it is filled.
+
+    Whoever asks for it while he is staging himself (a signal handler that saves) gets other memory:
+    he would wait for himself.
+    """
 
     def __init__(self) -> None:
         self._memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._lock = threading.Lock()
+        self._stager: int | None = None
 
     @property
     def nbytes(self) -> int:
         return len(self._memory)
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """The first `nbytes` of it; the caller has it until `back`."""
+        """The first `nbytes` of it; the caller has it until he gives it `back`."""
+        me = threading.get_ident()
+        if self._stager == me:
+            return aligned_buffer(nbytes)
         self._lock.acquire()
+        self._stager = me
         if len(self._memory) < nbytes:
             self._memory = np.zeros(0, np.uint8)  # the old one goes before the new one comes
             self._memory = aligned_buffer(-(-nbytes // SLICE_NBYTES) * SLICE_NBYTES)
         return self._memory[:nbytes]
 
-    def back(self) -> None:
-        self._lock.release()
+    def staged(self, memory: NDArray[np.uint8]) -> None:
+        """The taker is done with filling it; another thread may give it back."""
+        if self._is_own(memory):
+            self._stager = None
+
+    def back(self, memory: NDArray[np.uint8]) -> None:
+        if self._is_own(memory):
+            self._stager = None
+            self._lock.release()
+
+    def _is_own(self, memory: NDArray[np.uint8]) -> bool:
+        return memory.ctypes.data == self._memory.ctypes.data
 
     def trim(self) -> None:
         """Give the memory back to the system, unless a save has it."""

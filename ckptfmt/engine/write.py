@@ -21,7 +21,7 @@ from ckptfmt.engine.arena import PIECE_NBYTES, Bytes, Ring
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.reuse import Place
-from ckptfmt.errors import StorageError
+from ckptfmt.engine.stage import changed
 from ckptfmt.format import (
     ALIGN_NBYTES,
     BLOCK_NBYTES,
@@ -31,15 +31,19 @@ from ckptfmt.format import (
     RAW,
     SMALL_TENSOR_NBYTES,
     DataTable,
+    Hasher,
     Pipeline,
     StoredChunk,
     finish_file,
+    hasher,
     pack_head,
     pack_table,
     ragged,
 )
 from ckptfmt.storage import Backend, Writer
 from ckptfmt.types import Key
+
+Data = bytes | bytearray | memoryview
 
 LARGE_CHUNK_NBYTES = 1 << 20
 """Where chunks are kept: one of this size stays where it is, a smaller one is copied to others."""
@@ -69,8 +73,12 @@ class _Ring:
         self._start = 0
         self._fill = 0
 
-    def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Bytes at an offset at or after the end so far; the gap is zeros."""
+    def put(self, offset: int, data: Data, digest: Hasher | None = None) -> None:
+        """Bytes at an offset at or after the end so far; the gap is zeros.
+
+        Args:
+            digest: Told the bytes as they were copied, from the copy.
+        """
         gap = offset - self._start - self._fill
         while gap:
             piece, room = self._current()
@@ -82,7 +90,10 @@ class _Ring:
         while done < len(source):
             piece, room = self._current()
             count = min(len(source) - done, room)
-            piece[self._fill : self._fill + count] = source[done : done + count]
+            copy = piece[self._fill : self._fill + count]
+            copy[:] = source[done : done + count]
+            if digest is not None:
+                digest.update(copy)
             done += count
             self._advance(count)
 
@@ -122,8 +133,16 @@ class _Kept:
         self._pending = bytearray()
         self._start = 0
 
-    def put(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Bytes at an offset at or after the end so far; the gap is zeros."""
+    def put(self, offset: int, data: Data, digest: Hasher | None = None) -> None:
+        """Bytes at an offset at or after the end so far; the gap is zeros.
+
+        Args:
+            digest: Told the bytes, of which a copy is made then: they are the caller's, who may
+                change them before the file is written.
+        """
+        if digest is not None:
+            data = bytes(data)
+            digest.update(data)
         self._pending += bytes(offset - self._start - len(self._pending))
         if len(data) < LARGE_CHUNK_NBYTES:
             self._pending += data
@@ -172,13 +191,23 @@ class DataFiles:
         self.ids: list[str] = []
 
     def add(
-        self, region: int, nbytes: int, rows: Sequence[int], chunks: Iterable[StoredChunk]
+        self,
+        region: int,
+        nbytes: int,
+        rows: Sequence[int],
+        chunks: Iterable[StoredChunk],
+        *,
+        live: bool = False,
     ) -> list[Place]:
         """Write a region's chunks, one after another, into one file.
 
         Args:
             region: Its row in the plan's tree; `nbytes` are its raw bytes.
             rows: Chunk rows, one for each of `chunks`.
+            live: The bytes of raw chunks are the caller's memory, which may have changed since they
+                were digested: what is written is digested again.
+        Raises:
+            ConflictError: kind `conflict-changed`: they have.
         """
         file = self._file = self._file or self._begin()
         assert file.outlet is not None
@@ -186,7 +215,10 @@ class DataFiles:
         offset = -(-file.end // align) * align
         places = []
         for chunk in chunks:
-            file.outlet.put(offset, chunk.data)
+            again = hasher(self._algorithm) if live and not chunk.pipeline else None
+            file.outlet.put(offset, chunk.data, again)
+            if again is not None and again.digest() != chunk.digest:
+                raise changed(self._plan.names[int(self._plan.tree.region_tensors[region])])
             stored = len(chunk.data)
             places.append(Place(self._number, offset, stored, chunk.pipeline, chunk.digest))
             if chunk.pipeline:
@@ -349,10 +381,7 @@ class DataFiles:
         file, self._file = self._file, None
         if file is not None:
             # Tasks may still be writing to it: their errors are of no interest any more.
-            try:
-                self._threads.drain()
-            except (StorageError, OSError):
-                pass
+            self._threads.wait()
             self._abort(file)
 
 

@@ -25,7 +25,7 @@ from ckptfmt.format.datafile import (
     parse_head,
     parse_table,
 )
-from ckptfmt.format.digests import DIGEST_NBYTES, digest, digest_function
+from ckptfmt.format.digests import DIGEST_NBYTES, Hasher, digest, digest_function, hasher
 from ckptfmt.format.dtypes import (
     Dtype,
     dtype_named,
@@ -127,6 +127,7 @@ __all__ = [
     "Dtype",
     "FilesSection",
     "Footer",
+    "Hasher",
     "Header",
     "Index",
     "Pipeline",
@@ -151,6 +152,7 @@ __all__ = [
     "factory_of",
     "finish_file",
     "gaps",
+    "hasher",
     "index_key",
     "is_namedtuple",
     "join_name",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import xxhash
 
@@ -13,6 +14,13 @@ from ckptfmt.types import Digest
 ALGORITHM_CODES = {"xxh3-128": 1, "sha256": 2}
 ALGORITHM_NAMES = {code: name for name, code in ALGORITHM_CODES.items()}
 DIGEST_NBYTES = {"xxh3-128": 16, "sha256": 32}
+
+
+class Hasher(Protocol):
+    """What takes bytes and gives their digest at the end."""
+
+    def update(self, data: Any, /) -> object: ...
+    def digest(self) -> bytes: ...
 
 
 def _sha256(buffer: bytes | bytearray | memoryview) -> bytes:
@@ -46,6 +54,12 @@ def digest_function(algorithm: str) -> Callable[[bytes | bytearray | memoryview]
             do="choose one of these",
         )
     return function
+
+
+def hasher(algorithm: str) -> Hasher:
+    """A digest that is given its bytes piece by piece."""
+    digest_function(algorithm)  # which refuses an unknown one
+    return xxhash.xxh3_128() if algorithm == "xxh3-128" else hashlib.sha256()
 
 
 def algorithm_name(code: int, where: str) -> str:

@@ -32,6 +32,16 @@ _methods: dict[int, Method] = {}
 _lock = threading.Lock()
 
 
+def _forget_in_child() -> None:
+    """A thread that a forked process does not have may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
 def known_method(device: int) -> Method | None:
     """What was found out about a device (`st_dev`) in this process."""
     return _methods.get(device)

@@ -25,6 +25,16 @@ _unsynced_lock = threading.Lock()
 # to make durable.
 _syncing_lock = threading.Lock()
 
+
+def _forget_in_child() -> None:
+    """A thread that a forked process does not have may hold the locks."""
+    global _unsynced_lock, _syncing_lock
+    _unsynced_lock, _syncing_lock = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
 _T = TypeVar("_T")
 
 
