@@ -221,10 +221,10 @@ def test_no_payload_is_ever_in_a_msgpack_bin(tmp_path: Path) -> None:
     assert ckptfmt.load(tmp_path)["long"] == b"x" * 5_000_000
 
 
-def test_a_hundred_thousand_small_tensors_are_no_trouble(tmp_path: Path) -> None:
+def test_a_hundred_thousand_small_tensors_are_no_trouble() -> None:
     """Many instead of large: alone on two cores saved in 1.4 s, opened in 0.1 s, loaded in 0.6 s."""
     tree = {f"l{i}": {f"w{j}": np.full(9, i, np.float32) for j in range(100)} for i in range(1000)}
-    spent = {}
+    store, spent = ckptfmt.Store("memory://"), {}
 
     def timed(what: str, call: Any) -> Any:
         start = time.perf_counter()
@@ -232,15 +232,15 @@ def test_a_hundred_thousand_small_tensors_are_no_trouble(tmp_path: Path) -> None
         spent[what] = time.perf_counter() - start
         return made
 
-    timed("save", lambda: ckptfmt.save(tree, tmp_path, step=1, durable=False))
-    again = timed("save again", lambda: ckptfmt.save(tree, tmp_path, step=2, durable=False))
+    timed("save", lambda: ckptfmt.save(tree, store, step=1, durable=False))
+    again = timed("save again", lambda: ckptfmt.save(tree, store, step=2, durable=False))
     assert again.written_nbytes == 0
-    checkpoint = timed("open", lambda: ckptfmt.open(tmp_path))
+    checkpoint = timed("open", lambda: ckptfmt.open(store))
     assert len(checkpoint) == 100_000
     timed("a hundred reads", lambda: [checkpoint[f"l{i}/w{i}"].read() for i in range(100)])
-    loaded = timed("load", lambda: ckptfmt.load(tmp_path))
+    loaded = timed("load", lambda: ckptfmt.load(store))
     assert not difference(loaded, tree)
-    timed("verify", lambda: ckptfmt.Store(tmp_path).verify())
+    timed("verify", lambda: store.verify())
     assert all(seconds < 30 for seconds in spent.values()), spent
 
 
