@@ -29,6 +29,7 @@ from ckptfmt.engine.adapter import (
 )
 from ckptfmt.engine.cast import cast_array
 from ckptfmt.engine.dispatch import ADAPTERS, adapter_of, array_source, load_adapter, tensor_source
+from ckptfmt.engine.overlap import overlaps_itself
 from ckptfmt.engine.rng import (
     generator_kind,
     generator_state,
@@ -215,7 +216,7 @@ class Staged:
     def __init__(
         self, comparison: Comparison, arrays: Mapping[int, Array], *, undoable: bool = True
     ) -> None:
-        self._comparison, self._arrays = comparison, arrays
+        self._comparison, self.arrays = comparison, arrays
         self._cast: dict[str, Array] = {}
         self.undoable = undoable
 
@@ -231,7 +232,7 @@ class Staged:
         leaf = self._comparison.leaf(self._comparison.sources[name])
         if not leaf.dtype:
             return copy.deepcopy(leaf.value)
-        array = self._arrays[leaf.tensor]
+        array = self.arrays[leaf.tensor]
         if name in self._comparison.casts:
             return cast_array(array, self._comparison.casts[name][1], name)
         return array
@@ -252,7 +253,7 @@ class Staged:
             leaf = self._comparison.leaf(stored)
             if leaf.dtype:
                 if leaf.tensor not in copies:
-                    copies[leaf.tensor] = self._arrays[leaf.tensor].copy()
+                    copies[leaf.tensor] = self.arrays[leaf.tensor].copy()
                 leaves.append(copies[leaf.tensor])
             else:
                 leaves.append(copy.deepcopy(leaf.value))
@@ -273,10 +274,18 @@ class ArrayTarget:
     order = ORDER_TENSOR
 
     def __init__(self, name: str, array: Array) -> None:
-        self.name, self._array = name, array
+        self.name, self.array = name, array
         self._old: Array | None = None
         source = array_source(array)
         self.identities, self._dtype = {name: source.identity}, source.dtype
+        if overlaps_itself(array):
+            raise UsageError(
+                "elements of the target array share memory",
+                reason="target",
+                where=repr(name),
+                found=f"strides {array.strides} of shape {array.shape}",
+                do="pass an array with memory of its own for each element",
+            )
         if not array.flags.writeable:
             raise UsageError(
                 "target array is read-only",
@@ -286,16 +295,16 @@ class ArrayTarget:
             )
 
     def compare(self, comparison: ComparisonProtocol) -> None:
-        comparison.tensor(self.name, self._dtype, self._array.shape)
+        comparison.tensor(self.name, self._dtype, self.array.shape)
 
     def bind(self, staged: StagedProtocol) -> None:
         if self.name in staged:
-            self._old = self._array.copy() if staged.undoable else None
-            np.copyto(self._array, staged[self.name])
+            self._old = self.array.copy() if staged.undoable else None
+            np.copyto(self.array, staged[self.name])
 
     def undo(self) -> None:
         if self._old is not None:
-            np.copyto(self._array, self._old)
+            np.copyto(self.array, self._old)
 
 
 class ItemTarget:

@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 from ckptfmt import config
 from ckptfmt.engine.adapter import ORDER_TENSOR, StoredLeaf, Target, TensorSource
 from ckptfmt.engine.arrays import read_tensors
-from ckptfmt.engine.bind import Comparison, Staged, make_target, maker_of
+from ckptfmt.engine.bind import ArrayTarget, Comparison, Staged, make_target, maker_of
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
 from ckptfmt.engine.leaves import attributes_by_row, nest, parse_leaf_value
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.open import Checkpoint
+from ckptfmt.engine.overlap import disagreeing
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves
 from ckptfmt.engine.report import make_report, raise_mismatches
 from ckptfmt.engine.select import Matcher, select_positions
 from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeSource
 from ckptfmt.engine.tree import find_peers, walk
-from ckptfmt.errors import PartialRestoreError, UsageError
+from ckptfmt.errors import MismatchError, PartialRestoreError, UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name
 from ckptfmt.types import Mode, RestoreReport, Select
@@ -244,9 +245,27 @@ def _bind_all(
         for target in targets:
             bound.append(target)
             target.bind(staged)
+        _refuse_overlaps(targets, staged)
     except BaseException as error:
         _roll_back(bound, error)
         raise
+
+
+def _refuse_overlaps(targets: Sequence[Target], staged: Staged) -> None:
+    """After the last array is filled: one over another has not undone what the other was given."""
+    arrays = {
+        target.name: target.array
+        for target in targets
+        if isinstance(target, ArrayTarget) and target.name in staged
+    }
+    name = disagreeing(arrays, staged)
+    if name is not None:
+        raise MismatchError(
+            "targets share memory, and what is stored for them differs there",
+            reason="overlap",
+            where=repr(name),
+            do="restore into arrays of their own, or take part with names=",
+        )
 
 
 def _check_all(
@@ -302,6 +321,10 @@ def _bind_in_groups(
                 _partial(target, changed, arrays.given, error)
             raise
         changed.append(target.name)
+    try:
+        _refuse_overlaps(targets, staged)
+    except MismatchError as error:
+        _partial(targets[-1], changed, arrays.given, error)
 
 
 def _partial(target: Target, changed: list[str], given: int, error: Exception) -> None:
