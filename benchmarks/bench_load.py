@@ -38,8 +38,10 @@ class Load:
         }
         if hasattr(peer, "prepare_load"):
             made["prepare memory"] = lambda: peer.prepare_load(kept)
+        made["prepare pages"] = lambda: stored.ready_pages(self.nbytes)
         made["cold load"] = lambda: stored.touch_pages(peer.load(kept))
         if hasattr(peer, "map"):
+            made["prepare pages again"] = made["prepare pages"]
             made["cold map"] = lambda: stored.touch_pages(peer.map(kept))
         made["prepare cache"] = lambda: stored.read_all(kept)
         if self.name == "limit":

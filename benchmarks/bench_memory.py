@@ -48,6 +48,7 @@ class Memory:
             made["save"] = lambda: self.watch(lambda: self.peer.save(self.own, folder / "x"))
             return made
         made["prepare state"] = lambda: self.fill(models.zeros(self.nbytes))
+        made["prepare pages"] = lambda: stored.ready_pages(2 * self.nbytes)
         made[self.operation] = lambda: self.watch(lambda: self.restore(kept))
         if self.name == report.US:
             made["prepare proof"] = lambda: self.prove(kept)

@@ -38,6 +38,7 @@ class Stall:
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name, self.peer, self.alone_s = name, stored.peer(name), options["alone_s"]
+        self.nbytes = options["nbytes"]
         stored.warm_up(self.peer)
         self.own = self.peer.convert(models.transformer(options["nbytes"]))
         self.wait: Callable[[], object] = lambda: None
@@ -46,6 +47,7 @@ class Stall:
 
     def operations(self, folder: Path) -> dict[str, Callable[[], object]]:
         made: dict[str, Callable[[], object]] = {
+            "prepare pages": lambda: stored.ready_pages(self.nbytes),
             "first stall": lambda: self.begin(folder / "first"),
             "prepare first": lambda: self.wait(),
             "stall": lambda: self.begin(folder / "second"),
