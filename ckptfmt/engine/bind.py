@@ -28,8 +28,9 @@ from ckptfmt.engine.adapter import (
     Staged as StagedProtocol,
 )
 from ckptfmt.engine.cast import cast_array
-from ckptfmt.engine.dispatch import ADAPTERS, adapter_of, array_source, load_adapter, tensor_source
+from ckptfmt.engine.dispatch import adapter_of, array_source, tensor_source
 from ckptfmt.engine.overlap import overlaps_itself
+from ckptfmt.engine.own_tensors import as_own_tensors, copy_state, maker_of
 from ckptfmt.engine.rng import (
     generator_kind,
     generator_state,
@@ -37,8 +38,7 @@ from ckptfmt.engine.rng import (
     set_generator_state,
     state_kind,
 )
-from ckptfmt.engine.source import TreeSource
-from ckptfmt.engine.tree import FRAMEWORK, Visit, capture, flatten, unflatten
+from ckptfmt.engine.tree import Visit, capture, unflatten
 from ckptfmt.errors import UsageError
 from ckptfmt.types import Mismatch
 
@@ -406,7 +406,7 @@ class StatefulTarget:
         if self.name not in staged:
             return
         current = capture(self._obj, self.name, self._peers).tree
-        self._old = copy.deepcopy(current)
+        self._old = copy_state(current)
         below = len(self.name) + 1 if self.name else 0
         stored = {name[below:]: leaf for name, leaf in self._stored.items()}
         state = as_own_tensors(staged.subtree(self.name), current, stored)
@@ -416,58 +416,6 @@ class StatefulTarget:
     def undo(self) -> None:
         if self._bound:
             self._load(self._old)
-
-
-def as_own_tensors(state: Any, current: Any, stored: Mapping[str, StoredLeaf]) -> Any:
-    """Arrays of a loaded state as the tensors that the object had.
-
-    Like those of its current state where it has one of that name; else of the framework that the
-    leaf was saved from; else, where nothing was recorded, like the first one of the current state.
-    """
-    flat = flatten(current)
-    makers: dict[str, Callable[[Array], Any]] = {}
-    for name, kind, row in zip(flat.names, flat.kinds, flat.rows):
-        if kind == 0 and flat.tensors[row].keep is not None:
-            makers[name] = maker_of(flat.tensors[row].keep)
-    recorded = {
-        name: leaf for name, leaf in stored.items() if leaf.attributes.get(FRAMEWORK) in ADAPTERS
-    }
-    if not makers and not recorded:
-        return state
-    default = None if recorded else next(iter(makers.values()))
-    new = flatten(state)
-    leaves: list[Any] = []
-    arrays: dict[int, Any] = {}
-    source = TreeSource(state)
-    for leaf in source.leaves(None):
-        if leaf.dtype:
-            if leaf.tensor not in arrays:
-                array = new.tensors[leaf.tensor].fetch()
-                maker = makers.get(leaf.name, default)
-                if leaf.name in recorded and maker is default:
-                    maker = _maker_of_framework(recorded[leaf.name])
-                arrays[leaf.tensor] = array if maker is None else maker(array)
-            leaves.append(arrays[leaf.tensor])
-        else:
-            leaves.append(leaf.value)
-    return unflatten(new.names, leaves, source.containers())
-
-
-def _maker_of_framework(leaf: StoredLeaf) -> Callable[[Array], Any]:
-    adapter = load_adapter(str(leaf.attributes[FRAMEWORK]))
-    return lambda array: adapter.tensor(array, leaf.attributes)
-
-
-def maker_of(like: Any) -> Callable[[Array], Any]:
-    """How to make a tensor of `like`'s framework from an array."""
-    adapter = adapter_of(like)
-    if adapter is not None:
-        return lambda array: adapter.make(like, array)
-    space = getattr(like, "__array_namespace__", None)
-    if space is None or isinstance(like, np.ndarray):
-        return lambda array: array
-    # By the array API standard (JAX and others): a new array on the same device.
-    return lambda array: space().asarray(array, device=like.device)
 
 
 def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from ckptfmt import config
 from ckptfmt.engine.adapter import ORDER_TENSOR, StoredLeaf, Target, TensorSource
 from ckptfmt.engine.arrays import read_tensors
-from ckptfmt.engine.bind import ArrayTarget, Comparison, Staged, make_target, maker_of
+from ckptfmt.engine.bind import ArrayTarget, Comparison, Staged, make_target
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
 from ckptfmt.engine.leaves import attributes_by_row, nest, parse_leaf_value
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.overlap import disagreeing
+from ckptfmt.engine.own_tensors import maker_of
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves
 from ckptfmt.engine.report import make_report, raise_mismatches
