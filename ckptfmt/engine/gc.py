@@ -23,6 +23,7 @@ from ckptfmt.engine.coordinate import (
     ABANDONED_AFTER_S,
     GcList,
     check_store_marker,
+    clean_abandoned,
     gc_lists,
     is_abandoned,
     is_file_id,
@@ -240,7 +241,15 @@ class _Collector:
         self.put_at = _clock()
         if self.dry:  # nothing is deleted on the strength of this clock
             return time.time() if self.backend.capabilities.time else None
-        return put_list(self.backend, run, ids, Owner.here()).time_s
+        try:
+            return put_list(self.backend, run, ids, Owner.here()).time_s
+        except StorageError as error:
+            if error.reason != "no-space":
+                raise
+            # A full disk must not be in the way of what empties it: what killed saves left under
+            # tmp/ may go without a list.
+            self.tally.abandoned |= set(clean_abandoned(self.backend))
+            return put_list(self.backend, run, ids, Owner.here()).time_s
 
     def _may_take(self, found: GcList) -> bool:
         return found.readable and (found.owner is None or found.owner.is_dead(found.run))
