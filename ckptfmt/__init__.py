@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _PUBLIC = {
-    "save": "ckptfmt.engine",
-    "save_async": "ckptfmt.engine",
+    "save": "ckptfmt.engine.api",
+    "save_async": "ckptfmt.engine.api",
     "SaveFuture": "ckptfmt.engine",
     "configure": "ckptfmt.config",
-    "load": "ckptfmt.engine",
-    "open": "ckptfmt.engine",
-    "restore": "ckptfmt.engine",
-    "plan": "ckptfmt.engine",
+    "load": "ckptfmt.engine.api",
+    "open": "ckptfmt.engine.api",
+    "restore": "ckptfmt.engine.api",
+    "plan": "ckptfmt.engine.api",
     "register_type": "ckptfmt.engine",
     "Store": "ckptfmt.engine",
     "Checkpoint": "ckptfmt.engine",

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.cli.comparison import CHANGED, UNKNOWN, Comparison, Difference, Side, compare
 from ckptfmt.cli.leaves import TENSOR, Leaf, leaves_of_index
@@ -20,6 +19,8 @@ from ckptfmt.errors import NotFoundError
 from ckptfmt.events import Event, Progress
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ckptfmt.foreign import ForeignCheckpoint
     from ckptfmt.types import CheckpointInfo
 

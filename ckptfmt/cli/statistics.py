@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 BLOCK_NBYTES = 64 << 20
 
-Read = Callable[[tuple[slice, ...]], NDArray[Any]]
+Read: TypeAlias = "Callable[[tuple[slice, ...]], NDArray[Any]]"
 
 
 def blocks(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[slice, ...]]:

@@ -10,14 +10,16 @@ import mmap
 import os
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.format import BLOCK_NBYTES
 
-Bytes = NDArray[np.uint8]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Bytes: TypeAlias = "NDArray[np.uint8]"
 
 PIECE_NBYTES = 4 << 20
 RING_PIECES = 12

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader
@@ -15,7 +14,10 @@ from ckptfmt.format import Index, empty_array, numpy_dtype, parse_array, ragged
 from ckptfmt.storage import Backend
 from ckptfmt.types import Mode
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 def read_tensors(

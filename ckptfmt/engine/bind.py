@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import (
     ORDER_RNG,
@@ -42,7 +41,10 @@ from ckptfmt.engine.tree import Visit, capture, unflatten
 from ckptfmt.errors import UsageError
 from ckptfmt.types import Mismatch
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 class Comparison:

@@ -7,15 +7,17 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.errors import UsageError
 from ckptfmt.format import Dtype, Index, empty_array, parse_array
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 
 _STRETCHES_MAX = 1 << 20
 """More stretches than that: what lies between the inner ones is read too."""

@@ -11,16 +11,18 @@ import importlib.util
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import Adapter, Captured, ObjectKind, TensorSource
 from ckptfmt.engine.registered import BY_NAME, BY_TYPE, packed
 from ckptfmt.engine.rng import generator_state, is_generator
 from ckptfmt.errors import MissingExtraError, UnsupportedError, UsageError
 from ckptfmt.format import Dtype, dtype_of, pack_array, parse_array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ADAPTERS: dict[str, tuple[str, str]] = {
     "torch": ("ckptfmt.torch:ADAPTER", "torch"),

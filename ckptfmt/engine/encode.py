@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.pipeline import Pipeline as Threads
@@ -29,6 +28,9 @@ from ckptfmt.format import (
     digest_function,
     encode_chunk,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SMALL_RUN_MIN, SMALL_RUN_MAX = 8, 4096
 """How many small regions are worth being written at once, and how many are at most."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.arrays import read_tensors
 from ckptfmt.engine.box import Box, assemble, chunks_of, refuse, settle
@@ -47,8 +46,9 @@ from ckptfmt.types import At, CheckpointInfo, Index, Mode, Plain, Select, Verify
 
 if TYPE_CHECKING:
     import tensorstore
+    from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 _SILENT: Progress = False
 _LARGE_NBYTES = 1 << 20
 """A whole tensor of this size is read into its own memory, not chunk by chunk."""

@@ -7,15 +7,17 @@ Equal arrays are ties and are compared by identity; here it is about views such 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import Staged
 from ckptfmt.format import pack_array
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 _WORK_MAX = 100_000
 """How long NumPy may look whether two views share an element, before that is assumed."""
 

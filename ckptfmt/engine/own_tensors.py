@@ -1,5 +1,6 @@
 """The state of an object that takes it itself: a copy of the old one, and its own kind of tensors.
 
+
 Spec: 04-dtypes.
 """
 
@@ -7,17 +8,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import StoredLeaf
 from ckptfmt.engine.dispatch import ADAPTERS, adapter_of, load_adapter
 from ckptfmt.engine.source import TreeSource
 from ckptfmt.engine.tree import FRAMEWORK, flatten, unflatten
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 def copy_state(state: Any) -> Any:

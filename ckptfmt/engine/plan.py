@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.select import Matcher
@@ -35,8 +35,11 @@ from ckptfmt.format import (
     starts,
 )
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 Codec = tuple[Pipeline, int | None]
-Column = NDArray[np.generic]
+Column: TypeAlias = "NDArray[np.generic]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.arena import aligned_buffer, touch
 from ckptfmt.engine.pipeline import Pipeline as Threads
@@ -38,12 +37,15 @@ from ckptfmt.format import (
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 PIECE_NBYTES = 4 << 20
 MAP_NBYTES_MIN = 1 << 20
 COPIES_NBYTES_MAX = 256 << 20
 """Of ranges that several tensors share, no more than this is copied in `mode="mmap"`."""
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 
 def mark_damaged(backend: Backend, file: str) -> None:

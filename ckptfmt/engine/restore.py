@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt import config
 from ckptfmt.engine.adapter import ORDER_TENSOR, StoredLeaf, Target, TensorSource
@@ -31,7 +30,10 @@ from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name
 from ckptfmt.types import Mode, RestoreReport, Select
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 Convert = Callable[[Array, StoredLeaf], object]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import StoredLeaf
 from ckptfmt.engine.arrays import read_tensors
@@ -27,7 +26,10 @@ from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, packed_nbytes
 from ckptfmt.types import CheckpointInfo, Mode, Select
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 class Source(Protocol):

@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.arena import aligned_buffer
@@ -21,6 +21,9 @@ from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.errors import ConflictError, InternalError
 from ckptfmt.format import ALIGN_NBYTES, BLOCK_NBYTES, SMALL_TENSOR_NBYTES, digest, pack_array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SLICE_NBYTES = 16 << 20
 COPY_THREADS = 2

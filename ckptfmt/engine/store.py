@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfmt.engine.catalog import (
     Head,
@@ -25,15 +24,17 @@ from ckptfmt.engine.catalog import (
 )
 from ckptfmt.engine.commit import delete_notes, still_used, withdraw
 from ckptfmt.engine.coordinate import check_store_marker
-from ckptfmt.engine.gc import collect
 from ckptfmt.engine.notes import QUARANTINE, annotate, check_metadata, check_metrics
-from ckptfmt.engine.open import Checkpoint, open_checkpoint
-from ckptfmt.engine.verify import verify_store
 from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError, warn
 from ckptfmt.events import Progress
 from ckptfmt.format import check_tag, step_of
 from ckptfmt.storage import Backend, Capabilities, open_backend
 from ckptfmt.types import At, CheckpointInfo, GcReport, Key, Plain, StrPath, VerifyReport
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from ckptfmt.engine.open import Checkpoint
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -155,6 +156,8 @@ class Store:
 
     def open(self, at: At | None = None) -> Checkpoint:
         """Read a checkpoint's index; see `ckptfmt.open`."""
+        from ckptfmt.engine.open import open_checkpoint
+
         return open_checkpoint(self.backend, at)
 
     def _find(self, at: At) -> list[Listed]:
@@ -363,6 +366,8 @@ class Store:
             wait: Sleep the grace and do both phases.
             dry_run: Change nothing.
         """
+        from ckptfmt.engine.gc import collect
+
         return collect(self.backend, grace_s=grace_s, wait=wait, dry_run=dry_run)
 
     def verify(
@@ -378,6 +383,8 @@ class Store:
         them.
         """
         listed = None if at is None else self._readable(self._find(at))
+        from ckptfmt.engine.verify import verify_store
+
         return verify_store(self.backend, listed, executor=executor, progress=progress)
 
     def close(self) -> None:

@@ -12,10 +12,9 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.engine.arena import PIECE_NBYTES, Bytes, Ring
 from ckptfmt.engine.pipeline import Pipeline as Threads
@@ -42,6 +41,9 @@ from ckptfmt.format import (
 )
 from ckptfmt.storage import Backend, Writer
 from ckptfmt.types import Key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Data = bytes | bytearray | memoryview
 

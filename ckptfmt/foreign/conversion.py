@@ -51,11 +51,11 @@ def convert(
         UnsupportedError: A tensor cannot be carried; it is named, and nothing was written.
         CorruptError: The file is damaged or hostile, or changed while it was read.
     """
-    from ckptfmt.engine import save
+    from ckptfmt.engine import api
 
     started = datetime.now(UTC)
     tree = read_foreign(src, source_format=source_format)
-    info = save(
+    info = api.save(
         _nested(src, tree),
         dst,
         step=step,

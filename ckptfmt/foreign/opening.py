@@ -6,15 +6,17 @@ import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.errors import CorruptError, NotFoundError, UsageError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.registry import read_foreign
 from ckptfmt.types import CheckpointInfo, Damage, Mode, Select, StrPath, VerifyReport
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def open_foreign(path: StrPath) -> ForeignCheckpoint:

@@ -1,15 +1,20 @@
 """Elements of 1 to 7 bits, without gaps in a little-endian bit string.
 
+
 NumPy and ml_dtypes keep one byte an element in memory; element i is bits [i*b, (i+1)*b) on disk.
 Spec: 04-dtypes.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.errors import CorruptError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _PACK_BLOCK = 1 << 20
 """Elements at a time where every bit takes a byte on the way: a multiple of 8."""

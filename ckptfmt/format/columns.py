@@ -7,20 +7,22 @@ operations before anything is believed. Spec: 07-index.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.errors import CorruptError, InternalError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 U8 = np.dtype("<u1")
 U16 = np.dtype("<u2")
 U32 = np.dtype("<u4")
 U64 = np.dtype("<u8")
 
-Column: TypeAlias = NDArray[Any]
+Column: TypeAlias = "NDArray[Any]"
 Table: TypeAlias = Mapping[str, Any]
 
 CURE = 'restore another step or run "ckptfmt verify"'

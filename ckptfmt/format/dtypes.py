@@ -12,16 +12,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
 from ckptfmt.format.bits import pack_bits, parse_bits
 from ckptfmt.format.strings import pack_strings, parse_strings
 
-Array: TypeAlias = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 Buffer: TypeAlias = "bytes | bytearray | memoryview | Array"
 
 STRING, BYTES = "string", "bytes"

@@ -7,11 +7,12 @@ a *target* fills them again.
 
 from __future__ import annotations
 
-from ckptfmt.engine import save
+from ckptfmt.engine import api
 from ckptfmt.tensorflow.adapter import TensorFlowAdapter
 from ckptfmt.tensorflow.loading import load, restore
 from ckptfmt.tensorflow.status import RestoreStatus
 
 ADAPTER = TensorFlowAdapter()
+save = api.save
 
 __all__ = ["ADAPTER", "RestoreStatus", "load", "restore", "save"]

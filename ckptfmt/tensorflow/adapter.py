@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError, warn
@@ -26,6 +25,9 @@ from ckptfmt.tensorflow.tensors import (
     source_of,
 )
 from ckptfmt.tensorflow.trackables import is_stateful, refuse_own_format
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _DTYPE, _SHAPE = "tensorflow.DType", "tensorflow.TensorShape"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ckptfmt import engine
+from ckptfmt.engine import Checkpoint, Store, api
 from ckptfmt.events import Progress
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow.status import RestoreStatus
@@ -20,7 +20,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def load(
-    path: StrPath | engine.Store,
+    path: StrPath | Store,
     *,
     step: int | None = None,
     at: At | None = None,
@@ -38,7 +38,7 @@ def load(
     Raises:
         UnsupportedError: TensorFlow has no dtype for an array; it names the leaf.
     """
-    tree = engine.load(
+    tree = api.load(
         path,
         step=step,
         at=at,
@@ -54,7 +54,7 @@ def load(
 
 def restore(
     objects: object,
-    source: StrPath | engine.Store | engine.Checkpoint | Mapping[str, Any],
+    source: StrPath | Store | Checkpoint | Mapping[str, Any],
     *,
     step: int | None = None,
     at: At | None = None,
@@ -74,7 +74,7 @@ def restore(
     Everything is checked and assigned before it returns; a model must have been built.
     """
     return RestoreStatus(
-        engine.restore(
+        api.restore(
             objects,
             source,
             step=step,

@@ -6,16 +6,18 @@ Reads share memory with TensorFlow where it allows that; nothing is ever convert
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import ml_dtypes
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from ckptfmt.engine import TensorSource
 from ckptfmt.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # DLPack shares memory. It must see these only: asked for a tf.string tensor, TensorFlow 2.21 aborts
 # the process instead of raising.

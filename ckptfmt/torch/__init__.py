@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
-from ckptfmt.engine import restore, save
+from ckptfmt.engine import api
 from ckptfmt.torch.adapter import ADAPTER
 from ckptfmt.torch.loading import load
 from ckptfmt.torch.rng import RngState, rng_state, set_rng_state
+
+save = api.save
+restore = api.restore
 
 __all__ = [
     "ADAPTER",

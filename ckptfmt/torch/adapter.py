@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from numpy.typing import NDArray
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.torch import modules, optimizers, rng, tensors
 from ckptfmt.torch.rng import RngState
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _VALUES = (torch.Size, torch.dtype, torch.device)
 

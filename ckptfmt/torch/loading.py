@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from numpy.typing import NDArray
 
-from ckptfmt.engine import Checkpoint, Matcher, Store, StoredLeaf, load_as
-from ckptfmt.engine import load as load_arrays
+from ckptfmt.engine import Checkpoint, Matcher, Store, StoredLeaf, api
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.torch.dtypes import holds
 from ckptfmt.torch.tensors import REQUIRES_GRAD, from_array
 from ckptfmt.types import At, Mode, Select, StrPath
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Where: TypeAlias = "StrPath | Store"
 Device: TypeAlias = "torch.device | str | int"
@@ -72,7 +73,7 @@ def load(
                 max_nbytes=max_nbytes,
                 progress=progress,
             )
-        return load_arrays(
+        return api.load(
             path, mode=mode, like=like, step=step, at=at, names=names, verify=verify,
             max_nbytes=max_nbytes, progress=progress,
         )  # fmt: skip
@@ -93,7 +94,7 @@ def load(
             made[key] = array, _tensor(array, leaf, where, kind)
         return made[key][1]
 
-    return load_as(
+    return api.load_as(
         convert, path, mode=mode, step=step, at=at, names=names, verify=verify,
         max_nbytes=max_nbytes, progress=progress,
     )  # fmt: skip

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ckptfmt.engine import ORDER_TENSOR, Comparison, Staged, TensorSource
 from ckptfmt.errors import UsageError
 from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried, name_of, numpy_dtype, torch_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MEMORY_FORMAT = "torch.memory_format"
 REQUIRES_GRAD = "torch.requires_grad"

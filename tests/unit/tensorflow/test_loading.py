@@ -17,7 +17,7 @@ from keras import layers
 
 import ckptfmt
 import ckptfmt.tensorflow as ckf
-from ckptfmt.engine import plan
+from ckptfmt import plan
 
 
 def make_model() -> Any:
@@ -375,7 +375,7 @@ SECOND_PROCESS = """
 import sys, numpy as np, keras
 from keras import layers
 import ckptfmt.tensorflow as ckf
-from ckptfmt.engine import plan
+from ckptfmt import plan
 for _ in range(3):
     layers.Dense(1), layers.Dropout(0.1), layers.BatchNormalization()
 model = keras.Sequential([keras.Input((4,)), layers.Dense(8, name="in"),
