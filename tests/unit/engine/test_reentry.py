@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.engine import api, background
+from ckptfmt.engine import api, background, stage
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.errors import StorageError
 from ckptfmt.storage.local import LocalBackend
 
-TREE = {"a": np.arange(300_000), "b": 3}
+TREE: dict[str, Any] = {"a": np.arange(300_000), "b": 3}
 
 
 def test_a_signal_handler_may_save_while_a_tree_is_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, saved = background.stage_all, []
+    stage_all, saved = stage.stage_all, []
 
     def interrupted(*args: Any) -> Any:
-        monkeypatch.setattr(background, "stage_all", stage)
+        monkeypatch.setattr(background, "stage_all", stage_all)
         os.kill(os.getpid(), signal.SIGUSR1)
-        return stage(*args)
+        return stage_all(*args)
 
     def handler(*_: object) -> None:
         saved.append(ckptfmt.save_async({"x": np.ones(5)}, tmp_path, step=9).result())
@@ -124,7 +124,7 @@ def test_of_saves_that_several_threads_began_no_error_is_lost(
         raise StorageError("disk", reason="io")
 
     monkeypatch.setattr(background, "finish_save", fails)
-    monkeypatch.setattr(background.Arena, "take", lambda self, nbytes: np.zeros(nbytes, np.uint8))
+    monkeypatch.setattr(stage.Arena, "take", lambda self, nbytes: np.zeros(nbytes, np.uint8))
     settled = threading.Barrier(2)
 
     def begin(step: int) -> None:
