@@ -32,4 +32,4 @@ def load(folder: Path) -> Mapping[str, Any]:
     import tensorizer
 
     with tensorizer.TensorDeserializer(str(folder / FILE), device="cpu", num_readers=4) as file:
-        return {name: tensor.numpy() for name, tensor in file.items()}
+        return {name: tensor.detach().numpy() for name, tensor in file.items()}
