@@ -23,6 +23,7 @@ _HOMES = {
     "Comparison": "adapter",
     "Matcher": "select",
     "ObjectKind": "adapter",
+    "PerRank": "ranks",
     "SaveFuture": "background",
     "Staged": "adapter",
     "Store": "store",
@@ -31,6 +32,7 @@ _HOMES = {
     "Target": "adapter",
     "TensorSource": "adapter",
     "flatten": "tree",
+    "per_rank": "ranks",
     "nearest": "select",
     "parse_where": "where",
     "register_type": "registered",
@@ -49,6 +51,7 @@ __all__ = [
     "Comparison",
     "Matcher",
     "ObjectKind",
+    "PerRank",
     "SaveFuture",
     "Staged",
     "Store",
@@ -60,6 +63,7 @@ __all__ = [
     "flatten",
     "nearest",
     "parse_where",
+    "per_rank",
     "register_type",
     "select_positions",
     "unflatten",
@@ -115,6 +119,8 @@ if TYPE_CHECKING:
     from ckptfmt.engine.background import SaveFuture as SaveFuture
     from ckptfmt.engine.open import Checkpoint as Checkpoint
     from ckptfmt.engine.open import StoredTensor as StoredTensor
+    from ckptfmt.engine.ranks import PerRank as PerRank
+    from ckptfmt.engine.ranks import per_rank as per_rank
     from ckptfmt.engine.registered import register_type as register_type
     from ckptfmt.engine.select import (
         Matcher as Matcher,

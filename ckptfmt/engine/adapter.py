@@ -105,6 +105,9 @@ class Comparison(Protocol):
     def subtree(self, name: str) -> bool:
         """Ask for everything stored at and below a name, to be replaced whole."""
 
+    def leave(self, name: str) -> None:
+        """What is stored at and below a name is somebody else's: not unexpected, not read."""
+
     def missing(self, name: str) -> None: ...
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
         """`what`: "shape", "dtype" or "kind". It always raises, strict or not."""

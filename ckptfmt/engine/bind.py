@@ -143,6 +143,9 @@ class Comparison:
         self.subtrees[name] = below
         return True
 
+    def leave(self, name: str) -> None:
+        self._taken.update(self.stored(name))
+
     def _take(self, name: str, source: str | None, rule: str) -> StoredLeaf | None:
         leaf = self._leaves.get(name if source is None else source)
         if leaf is None:

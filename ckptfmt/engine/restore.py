@@ -20,6 +20,7 @@ from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.overlap import disagreeing
 from ckptfmt.engine.own_tensors import maker_of
 from ckptfmt.engine.progress import Reporter
+from ckptfmt.engine.ranks import PerRankTarget
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves
 from ckptfmt.engine.report import make_report, raise_mismatches
 from ckptfmt.engine.select import Matcher, select_positions
@@ -163,8 +164,11 @@ def plan_tree(target: object, source: Source, request: RestoreRequest) -> Restor
 def make_targets(target: object) -> list[Target]:
     """The targets of a tree, in the order in which they are bound."""
     peers = find_peers(target)
-    made = []
+    made: list[Target] = []
     for visit in walk(target):
+        if visit.kind == "per_rank":
+            made.append(PerRankTarget(visit.name, rank=0, size=1))
+            continue
         mine = peers.get(id(adapter_of(visit.obj)), []) if visit.kind != "value" else []
         made.append(make_target(visit, mine))
     return sorted(made, key=lambda t: t.order)

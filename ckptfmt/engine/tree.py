@@ -27,6 +27,7 @@ from ckptfmt.engine.dispatch import (
     object_kind,
     tensor_source,
 )
+from ckptfmt.engine.ranks import PerRank
 from ckptfmt.engine.registered import BY_TYPE, Registered, packed, register_type
 from ckptfmt.engine.unflatten import ABSENT, unflatten
 from ckptfmt.engine.walk import (
@@ -102,15 +103,17 @@ class FlatTree:
     container_attributes: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
 
 
-def flatten(tree: object) -> FlatTree:
+def flatten(tree: object, *, rank: int = 0) -> FlatTree:
     """Turn a tree into named leaves; equal trees give equal columns.
 
+    Args:
+        rank: Whose state `per_rank` values are.
     Raises:
         UsageError: Something would not come back as it is, or the tree contains itself. `where` is
             its path.
     Spec: 03-names §3.1 to §3.4.
     """
-    flattener = _Flattener(tree)
+    flattener = _Flattener(tree, rank)
     flattener.node(tree, "", 0)
     flattener.finish()
     return flattener.flat
@@ -127,13 +130,14 @@ class _Flattener:
         "_memo",
         "_own",
         "_peers",
+        "_rank",
         "_root",
         "flat",
     )
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: object, rank: int) -> None:
         self.flat = FlatTree()
-        self._root = root
+        self._root, self._rank = root, rank
         self._peers: dict[int, list[tuple[str, object]]] | None = None
         self._by_identity: dict[object, int] = {}
         self._memo: dict[int, bool] = {}
@@ -155,6 +159,8 @@ class _Flattener:
             self._mapping(obj, name, depth)
         elif isinstance(obj, list | tuple) and is_sequence(obj):
             self._sequence(obj, name, depth)
+        elif isinstance(obj, PerRank):
+            self._mapping({str(self._rank): obj.value}, name, depth)
         else:
             self._object(obj, name, depth)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
 from ckptfmt.engine.adapter import ObjectKind
 from ckptfmt.engine.dispatch import adapter_of, object_kind
+from ckptfmt.engine.ranks import PerRank
 from ckptfmt.engine.registered import BY_TYPE, packed
 from ckptfmt.errors import UsageError
 from ckptfmt.format import escape_key, is_namedtuple, join_name
@@ -43,7 +44,7 @@ def holds_tensor(obj: object, memo: dict[int, bool], depth: int = 0) -> bool:
     kind = type(obj)
     if kind in NO_TENSORS:
         return False
-    if kind is np.ndarray:
+    if kind is np.ndarray or kind is PerRank:  # which is walked into, whatever it holds
         return True
     key = id(obj)
     known = memo.get(key)
@@ -103,21 +104,21 @@ class Visit:
         parent: The container that holds it; None for the root.
         key: Its key or position there.
         obj: The object.
-        kind: "tensor", "stateful", or "value" (plain values, lists without a tensor, empty
-            containers, registered types).
+        kind: "tensor", "stateful", "value" (plain values, lists without a tensor, empty
+            containers, registered types), or "per_rank" (what it holds follows).
     """
 
     name: str
     parent: Any
     key: Any
     obj: Any
-    kind: ObjectKind
+    kind: ObjectKind | Literal["per_rank"]
 
 
-def walk(tree: object) -> Iterator[Visit]:
+def walk(tree: object, *, rank: int = 0) -> Iterator[Visit]:
     """The tensors, stateful objects and values of a tree, in depth-first order.
 
-    A registered type is one value here, also with tensors in it: it is replaced whole.
+    What `per_rank` holds has the rank's number in its name. A registered type is one value here, also with tensors in it: it is replaced whole.
 
     Raises:
         UsageError: As in `flatten`.
@@ -132,6 +133,10 @@ def walk(tree: object) -> Iterator[Visit]:
         try:
             if depth > TREE_DEPTH_MAX:
                 too_deep()
+            if kind is PerRank:
+                yield Visit(name, *at, obj, "per_rank")
+                yield from below(obj.value, join_name(name, str(rank)), (obj.held, ""), depth + 1)
+                return
             if kind in MAPPINGS and obj:
                 children = [(key, escape_key(key), item) for key, item in obj.items()]
             elif isinstance(obj, list | tuple) and is_sequence(obj) and holds_tensor(obj, memo):

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from ckptfmt.engine import api
+from ckptfmt.engine import PerRank, api, per_rank
 from ckptfmt.torch.adapter import ADAPTER
 from ckptfmt.torch.loading import load
 from ckptfmt.torch.rng import RngState, rng_state, set_rng_state
@@ -16,8 +16,10 @@ restore = api.restore
 
 __all__ = [
     "ADAPTER",
+    "PerRank",
     "RngState",
     "load",
+    "per_rank",
     "restore",
     "rng_state",
     "save",

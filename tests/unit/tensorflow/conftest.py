@@ -67,6 +67,9 @@ class Answers:
     def subtree(self, name: str) -> bool:
         raise NotImplementedError
 
+    def leave(self, name: str) -> None:
+        raise NotImplementedError
+
     def missing(self, name: str) -> None:
         self.problems.append(f"missing {name}")
 
