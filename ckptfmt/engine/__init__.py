@@ -21,6 +21,7 @@ _HOMES = {
     "Captured": "adapter",
     "Checkpoint": "open",
     "Comparison": "adapter",
+    "Fill": "fill",
     "Matcher": "select",
     "ObjectKind": "adapter",
     "PerRank": "ranks",
@@ -31,6 +32,7 @@ _HOMES = {
     "StoredTensor": "open",
     "Target": "adapter",
     "TensorSource": "adapter",
+    "fill_boxes": "fill",
     "flatten": "tree",
     "per_rank": "ranks",
     "nearest": "select",
@@ -49,6 +51,7 @@ __all__ = [
     "Captured",
     "Checkpoint",
     "Comparison",
+    "Fill",
     "Matcher",
     "ObjectKind",
     "PerRank",
@@ -60,6 +63,7 @@ __all__ = [
     "Target",
     "TensorSource",
     "api",
+    "fill_boxes",
     "flatten",
     "nearest",
     "parse_where",
@@ -117,6 +121,8 @@ if TYPE_CHECKING:
         TensorSource as TensorSource,
     )
     from ckptfmt.engine.background import SaveFuture as SaveFuture
+    from ckptfmt.engine.fill import Fill as Fill
+    from ckptfmt.engine.fill import fill_boxes as fill_boxes
     from ckptfmt.engine.open import Checkpoint as Checkpoint
     from ckptfmt.engine.open import StoredTensor as StoredTensor
     from ckptfmt.engine.ranks import PerRank as PerRank

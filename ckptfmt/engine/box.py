@@ -156,18 +156,22 @@ def chunks_of(index: Index, box: Box) -> dict[int, NDArray[np.int64]]:
     tree = index.tree
     made: dict[int, NDArray[np.int64]] = {}
     first, last = (int(x) for x in tree.tensor_region_starts[box.tensor : box.tensor + 2])
-    dtype = tree.dtype(box.tensor)
     for region in range(first, last):
         axes, _ = _meet(box, *tree.box(region))
-        if any(axis.count <= 0 for axis in axes):
-            continue
-        a, b = (int(x) for x in tree.region_chunk_starts[region : region + 2])
-        if dtype.bits < 8 or b - a == 1:
-            made[region] = np.arange(a, b)
-        else:
-            width = int(tree.chunk_raw[a])
-            made[region] = a + _touched(tree.box(region)[1], axes, dtype.bits // 8, width)
+        if not any(axis.count <= 0 for axis in axes):
+            made[region] = touched_chunks(index, region, axes)
     return made
+
+
+def touched_chunks(index: Index, region: int, axes: Sequence[Axis]) -> NDArray[np.int64]:
+    """The chunk rows of a region that hold elements at `axes`, which are relative to it."""
+    tree = index.tree
+    dtype = tree.dtype(int(tree.region_tensors[region]))
+    a, b = (int(x) for x in tree.region_chunk_starts[region : region + 2])
+    if dtype.bits < 8 or b - a == 1:
+        return np.arange(a, b)
+    width = int(tree.chunk_raw[a])
+    return a + _touched(tree.box(region)[1], axes, dtype.bits // 8, width)
 
 
 def _meet(
@@ -221,15 +225,24 @@ def assemble(
     for region in rows:
         origin, extent = tree.box(region)
         axes, at = _meet(box, origin, extent)
-        first = int(tree.region_chunk_starts[region])
-        source = _Region(dtype, first, int(tree.chunk_raw[first]), chunks)
-        if dtype.bits < 8:
-            # A row may end inside a byte, and strings are found by offsets: the region as a whole.
-            whole = source.bytes(0, int(tree.region_nbytes[region]))
-            made[at] = parse_array(whole, dtype, extent)[tuple(axis.index for axis in axes)]
-        else:
-            _fill(source, made[at] if at else made, extent, axes, 0)
+        copy_box(index, region, axes, made[at] if at else made, chunks)
     return made
+
+
+def copy_box(
+    index: Index, region: int, axes: Sequence[Axis], out: Array, chunks: Mapping[int, Array]
+) -> None:
+    """The elements of a region at `axes`, which are relative to it, into an array of its dtype."""
+    tree = index.tree
+    dtype = tree.dtype(int(tree.region_tensors[region]))
+    first, extent = int(tree.region_chunk_starts[region]), tree.box(region)[1]
+    source = _Region(dtype, first, int(tree.chunk_raw[first]), chunks)
+    if dtype.bits < 8:
+        # A row may end inside a byte, and strings are found by offsets: the region as a whole.
+        whole = source.bytes(0, int(tree.region_nbytes[region]))
+        out[...] = parse_array(whole, dtype, extent)[tuple(axis.index for axis in axes)]
+    else:
+        _fill(source, out, extent, axes, 0)
 
 
 @dataclass(frozen=True, slots=True)

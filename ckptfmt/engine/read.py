@@ -299,8 +299,10 @@ class ChunkReader:
 
     # -- chunks ---------------------------------------------------------------------------------
 
-    def chunks(self, rows: NDArray[np.int64], reporter: Reporter) -> dict[int, NDArray[np.uint8]]:
-        """Raw bytes of single chunks, each in memory of its own."""
+    def chunks(
+        self, rows: NDArray[np.int64], reporter: Reporter, *, gap_nbytes: int = 0
+    ) -> dict[int, NDArray[np.uint8]]:
+        """Raw bytes of single chunks. By default no gap is read over: what is asked for is read."""
         placement, made = self.index.placement, {}
         rows = np.unique(rows)
 
@@ -313,9 +315,8 @@ class ChunkReader:
                 made[row] = np.frombuffer(self._check(row, stored, needed=True), np.uint8)
             reporter.advance(b - a)
 
-        # No gap is read over: what is asked for is what is read.
         tasks = []
-        for run in plan_runs(placement, rows, gap_nbytes=0):
+        for run in plan_runs(placement, rows, gap_nbytes=gap_nbytes):
             for piece in _pieces(self.index, run):
                 a = int(placement.offsets[piece[0]])
                 b = int(placement.offsets[piece[-1]]) + int(placement.stored[piece[-1]])
@@ -328,6 +329,17 @@ class ChunkReader:
                 threads.submit(task, nbytes)
             threads.drain()
         return made
+
+    def straight(self, rows: Sequence[int], out: memoryview) -> None:
+        """Raw chunks that stand one after another in their file, into memory that the caller has."""
+        placement, at = self.index.placement, 0
+        start = int(placement.offsets[rows[0]])
+        self._get(int(placement.files[rows[0]]), start, start + out.nbytes, out)
+        pieces = []
+        for nbytes in placement.stored[np.array(rows)].tolist():
+            pieces.append(out[at : at + nbytes])
+            at += nbytes
+        self._check_raw(rows, pieces)
 
     # -- maps -----------------------------------------------------------------------------------
 
