@@ -23,6 +23,7 @@ _HOMES = {
     "Comparison": "adapter",
     "Fill": "fill",
     "Matcher": "select",
+    "Memory": "adapter",
     "ObjectKind": "adapter",
     "PerRank": "ranks",
     "SaveFuture": "background",
@@ -53,6 +54,7 @@ __all__ = [
     "Comparison",
     "Fill",
     "Matcher",
+    "Memory",
     "ObjectKind",
     "PerRank",
     "SaveFuture",
@@ -104,6 +106,9 @@ if TYPE_CHECKING:
     )
     from ckptfmt.engine.adapter import (
         Comparison as Comparison,
+    )
+    from ckptfmt.engine.adapter import (
+        Memory as Memory,
     )
     from ckptfmt.engine.adapter import (
         ObjectKind as ObjectKind,

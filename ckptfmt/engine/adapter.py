@@ -71,6 +71,31 @@ class StoredLeaf:
     attributes: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where the values of one target will lie, so that the engine sees which targets share bytes.
+
+    Attributes:
+        name: As in `Comparison.tensor`.
+        space: The device whose addresses these are: "cpu", "cuda:0".
+        address: Of the first element.
+        shape, strides: In elements, and in bytes.
+        itemsize: Bytes of an element as it lies there.
+        encode: Staged array -> C-order array of that shape whose elements are the bytes that are
+            written: the types under 8 bits, conjugated views and the like have others there.
+        identity: As in `Target.identities`; equal ones are a tie.
+    """
+
+    name: str
+    space: str
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    encode: Callable[[NDArray[Any]], NDArray[Any]]
+    identity: Hashable | None = None
+
+
 class Comparison(Protocol):
     """Collects what matches and what does not; the engine's `Comparison` in `engine/bind`.
 
@@ -143,6 +168,8 @@ class Target(Protocol):
     order: int
     # Optional: `identities: Mapping[str, Hashable]`, name -> the memory it will be written to. Two
     # names with one identity take one value, and a stored tie whose names have two is reported.
+    # Optional, after `compare`: `memory() -> Sequence[Memory]`, where values are written as they
+    # are stored. Targets that share bytes take values that agree there, or nothing is touched.
 
     def compare(self, comparison: Comparison) -> None:
         """Say what is expected. Touches nothing. May be called for `plan` alone."""

@@ -17,6 +17,7 @@ from ckptfmt.engine.adapter import (
     ORDER_RNG,
     ORDER_TENSOR,
     ORDER_USER_CODE,
+    Memory,
     StoredLeaf,
     Target,
 )
@@ -78,6 +79,8 @@ class Comparison:
         self.mismatches: dict[str, dict[str, Mismatch]] = {"shape": {}, "dtype": {}, "kind": {}}
         self.matched_by: dict[str, str] = {}
         self.ties: dict[str, str] = {}
+        self.unsettled: list[tuple[list[str], int, int]] = []
+        """Names of one target's tensor, and two stored tensors that may or may not be equal."""
 
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
         if self._below is None:
@@ -283,7 +286,7 @@ class ArrayTarget:
         self._old: Array | None = None
         source = array_source(array)
         self.identities, self._dtype = {name: source.identity}, source.dtype
-        if overlaps_itself(array):
+        if overlaps_itself(array.shape, array.strides, array.itemsize):
             raise UsageError(
                 "elements of the target array share memory",
                 reason="target",
@@ -298,6 +301,21 @@ class ArrayTarget:
                 where=repr(name),
                 do="pass a writable array, or use load(like=...)",
             )
+
+    @property
+    def owns_memory(self) -> bool:
+        return self.array.base is None
+
+    def memory(self) -> list[Memory]:
+        array = self.array
+        if array.dtype.hasobject or array.itemsize == 0:
+            return []
+        address = array.__array_interface__["data"][0]
+        place = (address, array.shape, array.strides, array.itemsize)
+        return [Memory(self.name, "cpu", *place, self._encode, self.identities[self.name])]
+
+    def _encode(self, staged: Array) -> Array:
+        return staged.astype(self.array.dtype, copy=False)
 
     def compare(self, comparison: ComparisonProtocol) -> None:
         comparison.tensor(self.name, self._dtype, self.array.shape)

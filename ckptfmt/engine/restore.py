@@ -12,12 +12,12 @@ import numpy as np
 from ckptfmt import config
 from ckptfmt.engine.adapter import ORDER_TENSOR, StoredLeaf, Target, TensorSource
 from ckptfmt.engine.arrays import read_tensors
-from ckptfmt.engine.bind import ArrayTarget, Comparison, Staged, make_target
+from ckptfmt.engine.bind import Comparison, Staged, make_target
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
 from ckptfmt.engine.leaves import attributes_by_row, nest, parse_leaf_value
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.open import Checkpoint
-from ckptfmt.engine.overlap import disagreeing
+from ckptfmt.engine.overlap import disagreeing, memories_of
 from ckptfmt.engine.own_tensors import maker_of
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.ranks import PerRankTarget
@@ -28,7 +28,7 @@ from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeS
 from ckptfmt.engine.tree import find_peers, walk
 from ckptfmt.errors import MismatchError, PartialRestoreError, UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name
+from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name, pack_array
 from ckptfmt.types import Mode, RestoreReport, Select
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def source_of(source: Checkpoint | Mapping[str, Any]) -> Source:
 def restore_tree(target: object, source: Source, request: RestoreRequest) -> RestoreReport:
     """Fill a target in place: everything that was asked for, or nothing."""
     targets = make_targets(target)
-    comparison, report = compare(targets, source, request)
+    comparison, report = compare(targets, source, request, read=True)
     raise_mismatches(report, comparison, request)
     if request.atomic:
         _bind_all(targets, comparison, source, request)
@@ -175,14 +175,23 @@ def make_targets(target: object) -> list[Target]:
 
 
 def compare(
-    targets: Sequence[Target], source: Source, request: RestoreRequest
+    targets: Sequence[Target], source: Source, request: RestoreRequest, *, read: bool = False
 ) -> tuple[Comparison, RestoreReport]:
-    """Both sides, by name, before anything is read or touched."""
+    """Both sides, by name, before anything is touched.
+
+    `read`: where digests do not tell whether two stored tensors are equal, because they are cut
+    differently, their bytes are compared.
+    """
     comparison, renamed = _stored_side(source, request)
     for target in targets:
         target.compare(comparison)
         comparison.take_empty(target.name)
     _compare_ties(targets, comparison, source)
+    for names, one, other in comparison.unsettled:
+        if not read:
+            comparison.tie(names[1], "stored twice, cut differently: restore compares the bytes")
+        elif not _equal_bytes(source, one, other, request):
+            _refuse_tie(comparison, names)
     return comparison, make_report(comparison, source, renamed)
 
 
@@ -215,18 +224,31 @@ def _compare_ties(targets: Sequence[Target], comparison: Comparison, source: Sou
                 one[name] = identity
                 by_identity.setdefault(identity, []).append(name)
     for names in by_identity.values():
-        rows = {comparison.leaf(comparison.sources[name]).tensor for name in names}
-        if len(rows) > 1 and len({source.digest(row) for row in rows}) > 1:
-            comparison.mismatch(
-                names[1],
-                f"one value for {' and '.join(map(repr, names[:5]))}, which are one array",
-                "two stored values",
-            )
+        rows = [comparison.leaf(comparison.sources[name]).tensor for name in names]
+        for row in sorted(set(rows[1:]) - {rows[0]}):
+            same = source.same(rows[0], row)
+            if same is None:
+                comparison.unsettled.append((names, rows[0], row))
+            elif not same:
+                _refuse_tie(comparison, names)
     for names in comparison.tensor_rows().values():
         mine = [name for name in names if name in one]
         for name in mine[1:]:
             if one[name] != one[mine[0]]:
                 comparison.tie(name, f"was one tensor with {mine[0]!r}, is filled on its own")
+
+
+def _refuse_tie(comparison: Comparison, names: Sequence[str]) -> None:
+    comparison.mismatch(
+        names[1],
+        f"one value for {' and '.join(map(repr, names[:5]))}, which are one array",
+        "two stored values",
+    )
+
+
+def _equal_bytes(source: Source, one: int, other: int, request: RestoreRequest) -> bool:
+    found = source.tensors([one, other], mode="auto", verify=request.verify, progress=False)
+    return bytes(pack_array(found[one])) == bytes(pack_array(found[other]))
 
 
 def _bind_all(
@@ -247,31 +269,30 @@ def _bind_all(
     arrays = source.tensors(rows, mode="auto", verify=request.verify, progress=request.progress)
     staged = Staged(comparison, arrays)
     staged.cast_all()
+    _refuse_overlaps(targets, staged)
     bound: list[Target] = []
     try:
         for target in targets:
             bound.append(target)
             target.bind(staged)
-        _refuse_overlaps(targets, staged)
     except BaseException as error:
         _roll_back(bound, error)
         raise
 
 
 def _refuse_overlaps(targets: Sequence[Target], staged: Staged) -> None:
-    """After the last array is filled: one over another has not undone what the other was given."""
-    arrays = {
-        target.name: target.array
-        for target in targets
-        if isinstance(target, ArrayTarget) and target.name in staged
-    }
-    name = disagreeing(arrays, staged)
-    if name is not None:
+    """Before the first is touched: targets that share memory are given one value for each byte."""
+    found = disagreeing(memories_of(targets), staged)
+    if found is not None:
+        name, others = found
         raise MismatchError(
             "targets share memory, and what is stored for them differs there",
             reason="overlap",
             where=repr(name),
-            do="restore into arrays of their own, or take part with names=",
+            found="its elements lie over each other"
+            if not others
+            else f"memory shared with {', '.join(map(repr, others[:5]))}",
+            do="restore into tensors with memory of their own, or take part with names=",
         )
 
 
@@ -316,6 +337,8 @@ def _bind_in_groups(
     rows = list(comparison.tensor_rows())
     arrays = GroupedArrays(source, rows, verify=request.verify, progress=request.progress)
     staged = Staged(comparison, arrays, undoable=False)
+    _refuse_overlaps(targets, staged)
+    arrays.given = 0  # to targets, so far
     changed: list[str] = []
     for position, target in enumerate(targets):
         staged.undoable = request.atomic and target.order < ORDER_TENSOR
@@ -328,10 +351,6 @@ def _bind_in_groups(
                 _partial(target, changed, arrays.given, error)
             raise
         changed.append(target.name)
-    try:
-        _refuse_overlaps(targets, staged)
-    except MismatchError as error:
-        _partial(targets[-1], changed, arrays.given, error)
 
 
 def _partial(target: Target, changed: list[str], given: int, error: Exception) -> None:

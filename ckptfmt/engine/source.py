@@ -23,7 +23,7 @@ from ckptfmt.engine.select import select_positions
 from ckptfmt.engine.tree import FlatTree, flatten
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, packed_nbytes
+from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, pack_array, packed_nbytes
 from ckptfmt.types import CheckpointInfo, Mode, Select
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Source(Protocol):
     def tensors(
         self, rows: Sequence[int], *, mode: Mode, verify: bool, progress: Progress
     ) -> dict[int, Array]: ...
-    def digest(self, tensor: int) -> object:
-        """Equal for tensors of equal content, as far as it is known without reading."""
+    def same(self, a: int, b: int) -> bool | None:
+        """Whether two tensors are equal in dtype, shape and bytes; None: only reading would tell."""
 
     def containers(self) -> dict[str, tuple[str, bytes]]: ...
     def container_attributes(self) -> dict[str, dict[str, Any]]:
@@ -103,11 +103,24 @@ class CheckpointSource:
                 reporter=reporter,
             )
 
-    def digest(self, tensor: int) -> object:
+    def same(self, a: int, b: int) -> bool | None:
+        tree = self.checkpoint.index.tree
+        if tree.dtype(a).name != tree.dtype(b).name or tree.shape(a) != tree.shape(b):
+            return False
+        one, other = self._pieces(a), self._pieces(b)
+        # Digests tell only of equal cuts, of the boxes and of the chunks.
+        return one[1] == other[1] if one[0] == other[0] else None
+
+    def _pieces(self, tensor: int) -> tuple[object, bytes]:
+        """How a tensor is cut, and the digests of its pieces."""
         tree = self.checkpoint.index.tree
         first, last = (int(x) for x in tree.tensor_region_starts[tensor : tensor + 2])
         at = tree.region_chunk_starts
-        return tree.chunk_digests[int(at[first]) : int(at[last])].tobytes()
+        chunks = slice(int(at[first]), int(at[last]))
+        boxes = tuple(tree.box(region) for region in range(first, last))
+        counts = tuple((at[first + 1 : last + 1] - at[first:last]).tolist())
+        cut = boxes, counts, tree.chunk_raw[chunks].tobytes()
+        return cut, tree.chunk_digests[chunks].tobytes()
 
     def containers(self) -> dict[str, tuple[str, bytes]]:
         return containers_of(self.checkpoint.index)
@@ -131,11 +144,13 @@ class TreeSource:
 
     def leaves(self, names: Select | None) -> list[StoredLeaf]:
         flat, made = self._flat, []
+        attributes = self._attributes(flat.attributes, flat.names)
         for position in select_positions(flat.names, names, "the source tree"):
             name, row = flat.names[position], flat.rows[position]
             if flat.kinds[position] == LEAF_TENSOR:
                 source = flat.tensors[row]
-                made.append(StoredLeaf(name, source.dtype, tuple(source.shape), row))
+                shape, extra = tuple(source.shape), attributes.get(position, {})
+                made.append(StoredLeaf(name, source.dtype, shape, row, None, extra))
             elif flat.kinds[position] == LEAF_VALUE:
                 made.append(StoredLeaf(name, value=parse_leaf_value(flat.values[row], name)))
             else:
@@ -152,18 +167,27 @@ class TreeSource:
     ) -> dict[int, Array]:
         return {row: np.array(self._flat.tensors[row].fetch()) for row in set(rows)}
 
-    def digest(self, tensor: int) -> object:
-        return tensor
+    def same(self, a: int, b: int) -> bool | None:
+        one, other = self._flat.tensors[a], self._flat.tensors[b]
+        if one.dtype != other.dtype or tuple(one.shape) != tuple(other.shape):
+            return False
+        return bytes(pack_array(one.fetch())) == bytes(pack_array(other.fetch()))
 
     def containers(self) -> dict[str, tuple[str, bytes]]:
         return {name: (kind, argument) for name, kind, argument in self._flat.containers}
 
     def container_attributes(self) -> dict[str, dict[str, Any]]:
-        made: dict[str, dict[str, Any]] = {}
-        for key, rows in self._flat.container_attributes.items():
+        names = [name for name, _, _ in self._flat.containers]
+        found = self._attributes(self._flat.container_attributes, names)
+        return {names[position]: made for position, made in found.items()}
+
+    def _attributes(
+        self, table: Mapping[str, Sequence[tuple[int, bytes]]], names: Sequence[str]
+    ) -> dict[int, dict[str, Any]]:
+        made: dict[int, dict[str, Any]] = {}
+        for key, rows in table.items():
             for position, value in rows:
-                name = self._flat.containers[position][0]
-                made.setdefault(name, {})[key] = parse_leaf_value(value, name)
+                made.setdefault(position, {})[key] = parse_leaf_value(value, names[position])
         return made
 
 

@@ -11,6 +11,7 @@ from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.torch import modules, optimizers, rng, tensors
 from ckptfmt.torch.rng import RngState
+from ckptfmt.torch.targets import TensorTarget
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +46,7 @@ class TorchAdapter:
     def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
         if isinstance(obj, torch.Tensor):
             tensors.check(obj, name, meta=True)
-            return tensors.TensorTarget(obj, name)
+            return TensorTarget(obj, name)
         if isinstance(obj, torch.nn.Module):
             return modules.module_target(obj, name)
         if isinstance(obj, torch.optim.Optimizer):

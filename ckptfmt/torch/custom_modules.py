@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from ckptfmt.engine import ORDER_USER_CODE, Comparison, Staged, StoredLeaf
+from ckptfmt.engine import ORDER_USER_CODE, Comparison, Memory, Staged, StoredLeaf
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
 from ckptfmt.torch.dtypes import CARRIED, torch_dtype
+from ckptfmt.torch.memory import memory_of
 from ckptfmt.torch.tensors import (
     Overwrite,
     ask,
@@ -83,6 +84,7 @@ class CustomModuleTarget:
         self._versions: Mapping[str, object] = {}
         self._owners: set[str] = set()
         self._state: Any = None
+        self._live: Mapping[str, Any] = {}
         self.identities: Mapping[str, Hashable | None] = {}
         self._strict = False
         self._snapshot: Snapshot | None = None
@@ -103,6 +105,7 @@ class CustomModuleTarget:
         for name, value in tensors.items():
             check(value, name, meta=True)
         self.identities = {name: identity_of(value) for name, value in tensors.items()}
+        self._live = tensors
         self._strict = self._fits(own)
         if self._strict or not self._try_shadow():
             self._ask_by_name(own, comparison)
@@ -193,6 +196,19 @@ class CustomModuleTarget:
             metadata[prefix] = {} if version is None else {"version": version}
         state._metadata = metadata
         return state
+
+    def memory(self) -> list[Memory]:
+        """Where all names fit; what a hook makes of other names is not known beforehand."""
+        if not self._strict:
+            return []
+        return [
+            memory
+            for name, tensor in self._live.items()
+            if name in self._tensors
+            for memory in memory_of(
+                name, tensor, self.identities[name], self._stored[name].attributes
+            )
+        ]
 
     def bind(self, staged: Staged) -> None:
         items: dict[str, Any] = {}

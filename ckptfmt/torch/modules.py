@@ -16,12 +16,14 @@ from ckptfmt.engine import (
     ORDER_TENSOR,
     Captured,
     Comparison,
+    Memory,
     Staged,
     StoredLeaf,
     Target,
 )
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.torch.custom_modules import CustomModuleTarget, own_code, refuse_meta_leftovers
+from ckptfmt.torch.memory import memory_of
 from ckptfmt.torch.tensors import Overwrite, ask, check, identity_of, staged_tensor
 from ckptfmt.torch.trees import mark
 from ckptfmt.torch.wrappers import clean_key, clean_keys
@@ -111,6 +113,15 @@ class ModuleTarget:
         self.identities = {entry.name: entry.identity for entry in self._asked}
         if stored:
             refuse_meta_leftovers(self._module, self.name, comparison)
+
+    def memory(self) -> list[Memory]:
+        return [
+            memory
+            for entry in self._asked
+            for memory in memory_of(
+                entry.name, entry.tensor, entry.identity, self._attributes(entry)
+            )
+        ]
 
     def bind(self, staged: Staged) -> None:
         wanted = [entry for entry in self._asked if entry.name in staged]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ckptfmt.engine import ORDER_TENSOR, Comparison, Staged, TensorSource
+from ckptfmt.engine import Comparison, Staged, TensorSource
 from ckptfmt.errors import UsageError
 from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried, name_of, numpy_dtype, torch_dtype
 
@@ -353,32 +353,6 @@ def ask(
         )
         return False
     return comparison.tensor(name, carried.stored, stored_shape(tensor), source=source, rule=rule)
-
-
-class TensorTarget:
-    """A tensor of the caller's tree, filled in place."""
-
-    order = ORDER_TENSOR
-
-    def __init__(self, tensor: Any, name: str) -> None:
-        self.name = name
-        self.identities = {name: identity_of(tensor)}
-        self._overwrite = Overwrite(tensor)
-        self._attributes: Mapping[str, object] = {}
-
-    def compare(self, comparison: Comparison) -> None:
-        stored = comparison.stored(self.name)
-        if self.name in stored:
-            self._attributes = stored[self.name].attributes
-        ask(comparison, self.name, self._overwrite.tensor, stored)
-
-    def bind(self, staged: Staged) -> None:
-        if self.name in staged:
-            value = from_array(staged[self.name], _dtype_only(self._attributes))
-            self._overwrite.apply(value, keep=staged.undoable)
-
-    def undo(self) -> None:
-        self._overwrite.undo()
 
 
 def _dtype_only(attributes: Mapping[str, object]) -> dict[str, object]:
