@@ -39,6 +39,7 @@ _HOMES = {
     "nearest": "select",
     "parse_where": "where",
     "register_type": "registered",
+    "remember": "lineage",
     "select_positions": "select",
     "unflatten": "tree",
 }
@@ -71,6 +72,7 @@ __all__ = [
     "parse_where",
     "per_rank",
     "register_type",
+    "remember",
     "select_positions",
     "unflatten",
 ]
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.background import SaveFuture as SaveFuture
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
+    from ckptfmt.engine.lineage import remember as remember
     from ckptfmt.engine.open import Checkpoint as Checkpoint
     from ckptfmt.engine.open import StoredTensor as StoredTensor
     from ckptfmt.engine.ranks import PerRank as PerRank
