@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "FRAMEWORK": "tree",
     "ORDER_OPTIMIZER": "adapter",
     "ORDER_RNG": "adapter",
     "ORDER_TENSOR": "adapter",
@@ -45,6 +46,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "FRAMEWORK",
     "ORDER_OPTIMIZER",
     "ORDER_RNG",
     "ORDER_TENSOR",
@@ -146,6 +148,7 @@ if TYPE_CHECKING:
         select_positions as select_positions,
     )
     from ckptfmt.engine.store import Store as Store
+    from ckptfmt.engine.tree import FRAMEWORK as FRAMEWORK
     from ckptfmt.engine.tree import flatten as flatten
     from ckptfmt.engine.tree import unflatten as unflatten
     from ckptfmt.engine.where import parse_where as parse_where

@@ -199,7 +199,7 @@ def _settle(
     if name is not None:
         check_checkpoint_name(name, chosen=True)
     final = name if name is not None else step_name(step) if step is not None else "main"
-    warn_of_suffix(store)
+    warn_of_suffix(path, store)
     request = SaveRequest(
         name=final,
         step=step,

@@ -118,9 +118,9 @@ def looks_like_a_file(url: str) -> bool:
     return url.rstrip("/").endswith(_FILE_SUFFIXES)
 
 
-def warn_of_suffix(store: Store) -> None:
-    """A store is a folder, also where its name looks like a file's."""
-    if looks_like_a_file(store.url):
+def warn_of_suffix(path: Where, store: Store) -> None:
+    """A store is a folder, also where its name looks like a file's. Who made a `Store` knows."""
+    if path is not store and looks_like_a_file(store.url):
         warn(f"{store.url} becomes a folder, although its name looks like a file's")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from ckptfmt.engine import Checkpoint, Matcher, Store, StoredLeaf, api
+from ckptfmt.engine import FRAMEWORK, Checkpoint, Matcher, Store, StoredLeaf, api
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.torch.dtypes import holds
@@ -82,10 +82,30 @@ def load(
         _check_dtype(chosen)
     for place in device.values() if isinstance(device, Mapping) else (device,):
         _check_device(place)
+    convert = _converter(device_of, dtype_of)
+    return api.load_as(
+        convert, path, mode=mode, step=step, at=at, names=names, verify=verify,
+        max_nbytes=max_nbytes, progress=progress,
+    )  # fmt: skip
+
+
+def load_state(path: Where, *, device: Any = None) -> Any:
+    """What an object gave as its state, which is the whole tree: its arrays stay NumPy arrays."""
+    _check_device(device)
+    with api.open(path) as checkpoint:
+        # Without a mark anywhere no object gave it: a dict that was saved, or a converted file.
+        mark = FRAMEWORK if FRAMEWORK in checkpoint.index.tree.leaf_attributes else ""
+        return api.load_as(_converter(_choice(device), _choice(None), mark), checkpoint)
+
+
+def _converter(
+    device_of: Callable[[str], Any], dtype_of: Callable[[str], Any], mark: str = ""
+) -> Callable[[NDArray[Any], StoredLeaf], Any]:
+    """`convert(array, leaf)` for `load_as`; leaves without the attribute `mark` stay arrays."""
     made: dict[tuple[Any, ...], Any] = {}
 
     def convert(array: NDArray[Any], leaf: StoredLeaf) -> Any:
-        if not holds(array.dtype):
+        if not holds(array.dtype) or (mark and mark not in leaf.attributes):
             return array
         where, kind = device_of(leaf.name), dtype_of(leaf.name)
         key = (id(array), where, kind)
@@ -94,10 +114,7 @@ def load(
             made[key] = array, _tensor(array, leaf, where, kind)
         return made[key][1]
 
-    return api.load_as(
-        convert, path, mode=mode, step=step, at=at, names=names, verify=verify,
-        max_nbytes=max_nbytes, progress=progress,
-    )  # fmt: skip
+    return convert
 
 
 def _tensor(array: NDArray[Any], leaf: StoredLeaf, device: Any, dtype: Any) -> Any:

@@ -16,7 +16,7 @@ import pytest
 import ckptfmt
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
-ADAPTER = re.compile(r"# (ckptfmt\.\w+)\n")
+ADAPTER = re.compile(r"# (ckptfmt\.[\w.]+)\n")
 DOC = Path(__file__).resolve().parents[2] / "docs/api.md"
 
 Node = ast.FunctionDef | ast.ClassDef
@@ -41,6 +41,11 @@ CLASSES = [
     name
     for (home, name), node in DOCUMENTED.items()
     if isinstance(node, ast.ClassDef) and home == "ckptfmt"
+]
+ADAPTER_CLASSES = [
+    key
+    for key, node in DOCUMENTED.items()
+    if isinstance(node, ast.ClassDef) and key[0] != "ckptfmt"
 ]
 
 
@@ -72,6 +77,9 @@ def doc_shape(node: ast.FunctionDef) -> Shape:
             text = "" if arg.annotation is None else ast.unparse(arg.annotation)
             default = inspect.Parameter.empty if value is None else eval(ast.unparse(value), {})
             rows.append((arg.arg, kind, settled(default), text))
+    if args.kwarg is not None:
+        text = "" if args.kwarg.annotation is None else ast.unparse(args.kwarg.annotation)
+        rows.append((args.kwarg.arg, "VAR_KEYWORD", inspect.Parameter.empty, text))
     return rows, "" if node.returns is None else ast.unparse(node.returns)
 
 
@@ -133,6 +141,17 @@ def test_a_class_has_the_documented_members(name: str) -> None:
         annotated = {a for base in cls.__mro__ for a in getattr(base, "__annotations__", {})}
         slots = {s for base in cls.__mro__ for s in getattr(base, "__slots__", ())}
         assert fields.keys() <= annotated | slots | set(dir(cls))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("home", "name"), ADAPTER_CLASSES)
+def test_a_class_of_an_adapter_has_the_documented_methods(home: str, name: str) -> None:
+    node = DOCUMENTED[home, name]
+    assert isinstance(node, ast.ClassDef)
+    cls = getattr(importlib.import_module(home), name)
+    for stub in node.body:
+        if isinstance(stub, ast.FunctionDef):
+            assert live_shape(vars(cls)[stub.name]) == doc_shape(stub), f"{name}.{stub.name}"
 
 
 @pytest.mark.parametrize("name", [n for n in CLASSES if n.endswith(("Error", "Warning"))])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ckptfmt
+from ckptfmt import Store
 from ckptfmt.engine.where import choose_at, parse_where, whole_number
 
 
@@ -141,3 +142,9 @@ def test_a_choice_of_another_type_is_told_by_its_argument(tmp_path: Path) -> Non
     ckptfmt.save({"w": 1}, tmp_path, step=1)
     with pytest.raises(ckptfmt.UsageError, match=r"at is not an integer: .*or a name"):
         ckptfmt.load(tmp_path, at=[1])  # type: ignore[call-overload]
+
+
+def test_a_store_may_be_called_like_a_file_a_path_is_asked_about(tmp_path: Path) -> None:
+    ckptfmt.save({"a": 1}, Store(tmp_path / "epoch=3.ckpt"))
+    with pytest.warns(ckptfmt.CkptWarning, match="becomes a folder"):
+        ckptfmt.save({"a": 1}, tmp_path / "model.ckpt")
