@@ -23,6 +23,7 @@ _HOMES = {
     "Checkpoint": "open",
     "Comparison": "adapter",
     "Fill": "fill",
+    "MatchBy": "adapter",
     "Matcher": "select",
     "Memory": "adapter",
     "ObjectKind": "adapter",
@@ -56,6 +57,7 @@ __all__ = [
     "Checkpoint",
     "Comparison",
     "Fill",
+    "MatchBy",
     "Matcher",
     "Memory",
     "ObjectKind",
@@ -110,6 +112,9 @@ if TYPE_CHECKING:
     )
     from ckptfmt.engine.adapter import (
         Comparison as Comparison,
+    )
+    from ckptfmt.engine.adapter import (
+        MatchBy as MatchBy,
     )
     from ckptfmt.engine.adapter import (
         Memory as Memory,

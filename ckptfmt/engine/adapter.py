@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 ObjectKind = Literal["tensor", "stateful", "value", "unknown"]
+MatchBy = Literal["name", "position"]
 
 ORDER_USER_CODE, ORDER_OPTIMIZER, ORDER_TENSOR, ORDER_RNG = 0, 1, 2, 3
 
@@ -60,7 +61,8 @@ class Captured:
 class StoredLeaf:
     """A stored leaf as a target sees it. `dtype` is "" for a plain value, which is in `value`.
 
-    `tensor` is the tensor's row: equal rows are tied.
+    `tensor` is the tensor's row: equal rows are tied. `origin` is the name before `rename=`, where
+    that changed it.
     """
 
     name: str
@@ -69,6 +71,7 @@ class StoredLeaf:
     tensor: int = -1
     value: object = None
     attributes: Mapping[str, object] = field(default_factory=dict)
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,15 @@ class Comparison(Protocol):
     `unexpected` by itself.
     """
 
+    match_by: MatchBy
+    """"position": the state of an object is taken in its order, whatever its names are."""
+
+    def wanted(self, name: str) -> bool:
+        """Whether a name takes part: the caller's `names=`."""
+
+    def renamed(self, name: str) -> str:
+        """What the caller's `rename=` makes of a stored name."""
+
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
         """All stored leaves at or below a name, by absolute name (renames applied)."""
 
@@ -127,11 +139,17 @@ class Comparison(Protocol):
     def value(self, name: str, *, source: str | None = None, rule: str = "") -> bool:
         """Ask for a plain value leaf."""
 
-    def subtree(self, name: str) -> bool:
+    def subtree(self, name: str, *, rule: str = "") -> bool:
         """Ask for everything stored at and below a name, to be replaced whole."""
+
+    def moved(self, name: str, to: str) -> None:
+        """What is stored below `name` goes to another name of the target: for `renamed`."""
 
     def leave(self, name: str) -> None:
         """What is stored at and below a name is somebody else's: not unexpected, not read."""
+
+    def surplus(self, name: str) -> None:
+        """Something is stored that the target has no place for, and it has no leaf of its own."""
 
     def missing(self, name: str) -> None: ...
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:

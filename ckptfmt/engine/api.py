@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
+from ckptfmt.engine.adapter import MatchBy
 from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background, settle
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.notes import check_metadata, check_metrics
@@ -397,6 +398,7 @@ def restore(
     allow_missing: Select = (),
     allow_unexpected: Select = (),
     allow_cast: bool | Select = False,
+    match_by: MatchBy = "name",
     atomic: bool = True,
     group: None = None,
 ) -> RestoreReport:
@@ -411,6 +413,8 @@ def restore(
         strict: False: missing and unexpected names are reported, not raised.
         allow_missing, allow_unexpected: Exceptions to strict, by name.
         allow_cast: Convert by value between dtypes; overflow raises.
+        match_by: "position": modules and optimizers take state that was saved without names, or
+            with other ones, in its order; counts, shapes and groups must be equal.
         atomic: False: one pass in bounded memory; an error may leave a part restored.
         group: None: this process alone; nothing else is part of this version.
     Raises:
@@ -428,6 +432,7 @@ def restore(
         allow_missing=allow_missing,
         allow_unexpected=allow_unexpected,
         allow_cast=allow_cast,
+        match_by=_check_match_by(match_by),
         atomic=atomic,
         verify=verify,
         max_nbytes=max_nbytes,
@@ -445,11 +450,26 @@ def plan(
     names: Select | None = None,
     rename: Mapping[str, str] | Callable[[str], str] = _NOTHING,
     allow_cast: bool | Select = False,
+    match_by: MatchBy = "name",
 ) -> RestoreReport:
     """What `restore` would do: no tensor's data is read, nothing is touched, no mismatch raised."""
     refuse_swapped(target, source, "plan(target, source)")
-    request = RestoreRequest(names=names, rename=rename, allow_cast=allow_cast)
+    request = RestoreRequest(
+        names=names, rename=rename, allow_cast=allow_cast, match_by=_check_match_by(match_by)
+    )
     return plan_tree(target, _source(source, step, at), request)
+
+
+def _check_match_by(choice: MatchBy) -> MatchBy:
+    if choice not in ("name", "position"):
+        raise UsageError(
+            "unknown match_by",
+            reason="match-by",
+            expected="name or position",
+            found=repr(choice),
+            do="choose one of these",
+        )
+    return choice
 
 
 def _source(

@@ -17,6 +17,7 @@ from ckptfmt.engine.adapter import (
     ORDER_RNG,
     ORDER_TENSOR,
     ORDER_USER_CODE,
+    MatchBy,
     Memory,
     StoredLeaf,
     Target,
@@ -59,11 +60,14 @@ class Comparison:
         wanted: Callable[[str], bool] = lambda name: True,
         containers: Mapping[str, tuple[str, bytes]] | None = None,
         attributes: Mapping[str, Mapping[str, object]] | None = None,
+        renamed: Callable[[str], str] = lambda name: name,
+        match_by: MatchBy = "name",
     ) -> None:
+        self.renamed, self.match_by = renamed, match_by
         self.containers = containers or {}
         """Container name (renames applied) -> (kind, packed argument)."""
         self._leaves = {leaf.name: leaf for leaf in leaves}
-        self._wanted = wanted
+        self.wanted = wanted
         self._attributes = attributes or {}
         self._below: dict[str, list[str]] | None = None
         self._may_cast = may_cast
@@ -81,6 +85,9 @@ class Comparison:
         self.ties: dict[str, str] = {}
         self.unsettled: list[tuple[list[str], int, int]] = []
         """Names of one target's tensor, and two stored tensors that may or may not be equal."""
+        self.moves: dict[str, str] = {}
+        """Stored container -> where its leaves go in the target."""
+        self._surplus: dict[str, None] = {}
 
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
         if self._below is None:
@@ -137,14 +144,23 @@ class Comparison:
         if empty and name not in self._taken:
             self.value(name)
 
-    def subtree(self, name: str) -> bool:
+    def subtree(self, name: str, *, rule: str = "") -> bool:
         below = list(self.stored(name))
         if not below:
             self.missing(name)
             return False
         self._taken.update(below)
         self.subtrees[name] = below
+        if rule:
+            self.matched_by[name] = rule
         return True
+
+    def moved(self, name: str, to: str) -> None:
+        self.moves[name] = to
+
+    def surplus(self, name: str) -> None:
+        if self.wanted(name):
+            self._surplus[name] = None
 
     def leave(self, name: str) -> None:
         self._taken.update(self.stored(name))
@@ -168,7 +184,7 @@ class Comparison:
         return self._attributes.get(name, {})
 
     def missing(self, name: str) -> None:
-        if self._wanted(name):
+        if self.wanted(name):
             self.missing_names[name] = None
 
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
@@ -191,7 +207,7 @@ class Comparison:
 
     def unexpected(self) -> list[str]:
         """Stored names that no target asked for."""
-        return [name for name in self._leaves if name not in self._taken]
+        return [*(name for name in self._leaves if name not in self._taken), *self._surplus]
 
     def matched(self) -> list[str]:
         """Wanted names that will be bound; those of a subtree by their stored names."""

@@ -48,7 +48,7 @@ def renamed_leaves(
         owner[new] = leaf.name
         if new != leaf.name:
             changed[leaf.name] = new
-        made.append(leaf if new == leaf.name else replace(leaf, name=new))
+        made.append(leaf if new == leaf.name else replace(leaf, name=new, origin=leaf.name))
     if not callable(rename):
         for rule in rename:
             if rule not in used:
@@ -71,6 +71,13 @@ def renamed_keys(table: Mapping[str, T], rename: Rename) -> dict[str, T]:
         rename(name) if callable(rename) else _apply(rename, name, used): row
         for name, row in table.items()
     }
+
+
+def renamer(rename: Rename) -> Callable[[str], str]:
+    """The new name of a stored one that need not be a leaf's."""
+    if callable(rename):
+        return rename
+    return lambda name: _apply(rename, name, set())
 
 
 def _apply(rules: Mapping[str, str], name: str, used: set[str]) -> str:

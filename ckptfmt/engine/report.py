@@ -43,10 +43,20 @@ def make_report(
         dtypes=tuple(comparison.mismatches["dtype"].values()),
         kinds=tuple(comparison.mismatches["kind"].values()),
         cast={name: f"{old} -> {new}" for name, (old, new) in comparison.casts.items()},
-        renamed=dict(renamed),
+        renamed=_with_moves(renamed, comparison),
         matched_by=dict(comparison.matched_by),
         ties=dict(comparison.ties),
     )
+
+
+def _with_moves(renamed: Mapping[str, str], comparison: Comparison) -> dict[str, str]:
+    """Renamed leaves, and those that followed a renamed parameter."""
+    made = dict(renamed)
+    first = {new: old for old, new in renamed.items()}
+    for name, to in comparison.moves.items():
+        for leaf in comparison.stored(name):
+            made[first.get(leaf, leaf)] = to + leaf[len(name) :]
+    return made
 
 
 def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules) -> None:
@@ -87,15 +97,24 @@ def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules
 
 
 def _grouped(names: Sequence[str], matched: Sequence[str]) -> list[str]:
-    """Names, those of a top-level container of which nothing matched as one line."""
-    tops = {name.partition("/")[0] for name in matched}
-    counts = Counter(name.partition("/")[0] for name in names)
+    """Names, those of a container of which nothing matched as one line if they are many."""
+    if not names:
+        return []
+    used = {above for name in matched for above in _above(name)}
+    container = {name: next((a for a in _above(name) if a not in used), name) for name in names}
+    counts = Counter(container.values())
     made: dict[str, None] = {}
     for name in names:
-        top = name.partition("/")[0]
-        whole = top not in tops and counts[top] > 3
-        made[f"{top}/** ({counts[top]} leaves)" if whole else name] = None
+        top = container[name]
+        many = top != name and counts[top] > 2
+        made[f"{top}/** ({counts[top]} leaves)" if many else name] = None
     return list(made)
+
+
+def _above(name: str) -> list[str]:
+    """The containers that a name lies in, outermost first, without the root."""
+    parts = name.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def _not_allowed(names: Sequence[str], allowed: Select) -> list[str]:
@@ -140,7 +159,13 @@ def _cure_of_nothing(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 
 
 def _common(names: Sequence[str]) -> object:
-    """The exception to write: the names, or their common containers if they are many."""
-    if len(names) <= 3:
-        return names[0] if len(names) == 1 else tuple(names)
-    return tuple(sorted({name.partition("/")[0] for name in names}))
+    """The exception to write: the names, or the deepest containers of theirs that are few."""
+    few = list(names)
+    while len(few) > 3 and any("/" in name for name in few):
+        deepest = max(name.count("/") for name in few)
+        few = list(
+            dict.fromkeys(
+                name.rpartition("/")[0] if name.count("/") == deepest else name for name in few
+            )
+        )
+    return few[0] if len(few) == 1 else tuple(few)

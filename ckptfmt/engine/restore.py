@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ckptfmt import config
-from ckptfmt.engine.adapter import ORDER_TENSOR, StoredLeaf, Target, TensorSource
+from ckptfmt.engine.adapter import ORDER_TENSOR, MatchBy, StoredLeaf, Target, TensorSource
 from ckptfmt.engine.arrays import read_tensors
 from ckptfmt.engine.bind import Comparison, Staged, make_target
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
@@ -21,7 +21,7 @@ from ckptfmt.engine.overlap import disagreeing, memories_of
 from ckptfmt.engine.own_tensors import maker_of
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.ranks import PerRankTarget
-from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves
+from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves, renamer
 from ckptfmt.engine.report import make_report, raise_mismatches
 from ckptfmt.engine.select import Matcher, select_positions
 from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeSource
@@ -48,6 +48,7 @@ class RestoreRequest:
     allow_missing: Select = ()
     allow_unexpected: Select = ()
     allow_cast: bool | Select = False
+    match_by: MatchBy = "name"
     atomic: bool = True
     verify: bool = True
     max_nbytes: int | None = None
@@ -203,6 +204,8 @@ def _stored_side(source: Source, request: RestoreRequest) -> tuple[Comparison, d
         wanted=Matcher(request.names),
         containers=renamed_keys(source.containers(), request.rename),
         attributes=renamed_keys(source.container_attributes(), request.rename),
+        renamed=renamer(request.rename),
+        match_by=request.match_by,
     )
     return comparison, renamed
 

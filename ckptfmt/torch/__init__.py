@@ -9,6 +9,7 @@ from __future__ import annotations
 from ckptfmt.engine import PerRank, api, per_rank
 from ckptfmt.torch.adapter import ADAPTER
 from ckptfmt.torch.loading import load
+from ckptfmt.torch.named import named
 from ckptfmt.torch.rng import RngState, rng_state, set_rng_state
 
 save = api.save
@@ -19,6 +20,7 @@ __all__ = [
     "PerRank",
     "RngState",
     "load",
+    "named",
     "per_rank",
     "restore",
     "rng_state",

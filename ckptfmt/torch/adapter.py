@@ -10,6 +10,8 @@ import torch
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.torch import modules, optimizers, rng, tensors
+from ckptfmt.torch.named import NamedOptimizer
+from ckptfmt.torch.optimizer_target import OptimizerTarget
 from ckptfmt.torch.rng import RngState
 from ckptfmt.torch.targets import TensorTarget
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _VALUES = (torch.Size, torch.dtype, torch.device)
+_STATEFUL = (
+    torch.nn.Module, torch.optim.Optimizer, torch.Generator, RngState, NamedOptimizer,
+)  # fmt: skip
 
 
 class TorchAdapter:
@@ -25,7 +30,7 @@ class TorchAdapter:
     def kind(self, obj: object) -> ObjectKind:
         if isinstance(obj, torch.Tensor):
             return "tensor"
-        if isinstance(obj, torch.nn.Module | torch.optim.Optimizer | torch.Generator | RngState):
+        if isinstance(obj, _STATEFUL):
             return "stateful"
         if isinstance(obj, _VALUES):
             return "value"
@@ -39,6 +44,8 @@ class TorchAdapter:
             return modules.capture(obj, name)
         if isinstance(obj, torch.optim.Optimizer):
             return optimizers.capture(obj, name, peers)
+        if isinstance(obj, NamedOptimizer):
+            return obj.capture(name)
         if isinstance(obj, torch.Generator):
             return rng.capture_generator(obj)
         return rng.capture(obj)
@@ -50,7 +57,9 @@ class TorchAdapter:
         if isinstance(obj, torch.nn.Module):
             return modules.module_target(obj, name)
         if isinstance(obj, torch.optim.Optimizer):
-            return optimizers.OptimizerTarget(obj, name, peers)
+            return OptimizerTarget(obj, name, peers)
+        if isinstance(obj, NamedOptimizer):
+            return obj.target(name)
         if isinstance(obj, torch.Generator):
             return rng.GeneratorTarget(obj, name)
         return rng.RngTarget(obj, name)

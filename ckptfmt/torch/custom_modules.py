@@ -19,6 +19,7 @@ from ckptfmt.errors import UnsupportedError
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
 from ckptfmt.torch.dtypes import CARRIED, torch_dtype
 from ckptfmt.torch.memory import memory_of
+from ckptfmt.torch.module_names import by_position
 from ckptfmt.torch.tensors import (
     Overwrite,
     ask,
@@ -106,6 +107,9 @@ class CustomModuleTarget:
             check(value, name, meta=True)
         self.identities = {name: identity_of(value) for name, value in tensors.items()}
         self._live = tensors
+        if comparison.match_by == "position":
+            self._ask_in_order(own, comparison)
+            return
         self._strict = self._fits(own)
         if self._strict or not self._try_shadow():
             self._ask_by_name(own, comparison)
@@ -142,6 +146,14 @@ class CustomModuleTarget:
                 self._subtrees.append(name)
             else:
                 comparison.missing(name)
+
+    def _ask_in_order(self, own: Mapping[str, Any], comparison: Comparison) -> None:
+        """Tensors as they come; extra state has no place in an order and stays as it is."""
+        self._strict = False
+        sources = by_position(self.name, self.identities, self._stored, comparison)
+        for name, (source, rule) in sources.items():
+            if ask(comparison, name, own[name], self._stored, source=source, rule=rule):
+                self._tensors.append(name)
 
     def _ask_as_stored(self, comparison: Comparison) -> None:
         """The module's hooks take the stored names, as they did on the shadow."""

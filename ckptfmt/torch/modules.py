@@ -6,7 +6,7 @@ A module whose own code takes part in loading (hooks, overrides, extra state) is
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,12 @@ from ckptfmt.engine import (
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.torch.custom_modules import CustomModuleTarget, own_code, refuse_meta_leftovers
 from ckptfmt.torch.memory import memory_of
+from ckptfmt.torch.module_names import by_position, by_prefix
 from ckptfmt.torch.tensors import Overwrite, ask, check, identity_of, staged_tensor
 from ckptfmt.torch.trees import mark
 from ckptfmt.torch.wrappers import clean_key, clean_keys
 
 VERSIONS = "torch.module_versions"
-_PREFIXES = ("_orig_mod.", "module.", "_orig_mod.module.", "module._orig_mod.")
 
 
 def capture(module: Any, name: str) -> Captured:
@@ -103,11 +103,15 @@ class ModuleTarget:
     def compare(self, comparison: Comparison) -> None:
         self._stored = stored = comparison.stored(self.name)
         own = entries(self._module, self.name)
-        prefix = prefix_of_plain_dict(self.name, [e.name for e in own], stored)
+        if comparison.match_by == "position":
+            tensors = {entry.name: entry.identity for entry in own}
+            sources = by_position(self.name, tensors, stored, comparison)
+            own = [entry for entry in own if entry.name in sources]
+        else:
+            sources = by_prefix(self.name, [e.name for e in own], stored)
         self._asked = []
         for entry in own:
-            source = _with_prefix(self.name, entry.name, prefix) if prefix else None
-            rule = f"wrapper prefix {prefix!r} removed" if prefix else ""
+            source, rule = sources.get(entry.name, (None, ""))
             if ask(comparison, entry.name, entry.tensor, stored, source=source, rule=rule):
                 self._asked.append(entry)
         self.identities = {entry.name: entry.identity for entry in self._asked}
@@ -143,25 +147,3 @@ class ModuleTarget:
     def undo(self) -> None:
         while self._overwrites:
             self._overwrites.pop().undo()
-
-
-def _with_prefix(module_name: str, name: str, prefix: str) -> str:
-    return join_name(module_name, prefix + name[len(module_name) :].lstrip("/"))
-
-
-def prefix_of_plain_dict(
-    module_name: str, names: Sequence[str], stored: Mapping[str, StoredLeaf]
-) -> str:
-    """The wrapper prefix under which a plain dict was saved, if exactly one explains all names.
-
-    A `state_dict()` taken by hand from a wrapped module has no type to go by. Exact names come
-    first; a prefix counts only where no name matches without it and all match with it.
-    """
-    if not names or any(name in stored for name in names):
-        return ""
-    fitting = [
-        prefix
-        for prefix in _PREFIXES
-        if all(_with_prefix(module_name, name, prefix) in stored for name in names)
-    ]
-    return fitting[0] if len(fitting) == 1 else ""

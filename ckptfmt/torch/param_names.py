@@ -14,6 +14,7 @@ import torch
 
 from ckptfmt.errors import UsageError
 from ckptfmt.errors import warn as give_warning
+from ckptfmt.format import escape_key, join_name, parse_key
 from ckptfmt.torch.wrappers import clean_parameters
 
 NamedBy = Literal["module", "param_names", "position"]
@@ -27,11 +28,14 @@ class ParameterNames:
         groups: One name for each parameter.
         named_by: Where the names come from.
         aliases: Name -> the other names of the same parameter (tied weights).
+        modules: Where in the tree the modules stand in which the names were found. With more than
+            one, a name begins with its module's and a dot.
     """
 
     groups: list[list[str]]
     named_by: NamedBy
     aliases: dict[str, list[str]] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
 
     @property
     def flat(self) -> list[str]:
@@ -48,7 +52,7 @@ def parameter_names(
     """
     groups = [list(group["params"]) for group in optimizer.param_groups]
     wanted = {id(p) for group in groups for p in group}
-    found = _in_modules(wanted, peers)
+    found, modules = _in_modules(wanted, peers)
     if found and len(found) < len(wanted):
         missing = [f"param_groups[{g}]['params'][{i}]" for g, group in enumerate(groups)
                    for i, p in enumerate(group) if id(p) not in found]  # fmt: skip
@@ -64,7 +68,7 @@ def parameter_names(
     if found:
         names = [[found[id(p)][0] for p in group] for group in groups]
         aliases = {all_[0]: all_[1:] for all_ in found.values() if len(all_) > 1}
-        return ParameterNames(names, "module", aliases)
+        return ParameterNames(names, "module", aliases, modules)
     own = [group.get("param_names") for group in optimizer.param_groups]
     if wanted and all(own):
         return ParameterNames([[str(n) for n in group] for group in own], "param_names")
@@ -85,7 +89,28 @@ def _positions(groups: list[list[Any]]) -> list[list[str]]:
     return names
 
 
-def _in_modules(wanted: set[int], peers: Sequence[tuple[str, object]]) -> dict[int, list[str]]:
+def parameter_leaf(name: str, modules: Sequence[str]) -> str | None:
+    """The leaf of the tree that a parameter's name stands for."""
+    if len(modules) == 1:
+        return join_name(modules[0], escape_key(name))
+    for module in sorted(modules, key=len, reverse=True):
+        if name.startswith(f"{module}."):
+            return join_name(module, escape_key(name[len(module) + 1 :]))
+    return None
+
+
+def parameter_at(leaf: str, modules: Sequence[str]) -> str | None:
+    """The reverse: the name of the parameter at a leaf, None where it is in none of the modules."""
+    above, _, last = leaf.rpartition("/")
+    if above not in modules or not last:
+        return None
+    key = str(parse_key(last))
+    return key if len(modules) == 1 else f"{above}.{key}"
+
+
+def _in_modules(
+    wanted: set[int], peers: Sequence[tuple[str, object]]
+) -> tuple[dict[int, list[str]], list[str]]:
     """id of a parameter -> its names; with the module's name in front if one is not enough."""
     modules = [(name, peer) for name, peer in peers if isinstance(peer, torch.nn.Module)]
     found_in: list[tuple[str, dict[int, list[str]]]] = []
@@ -97,10 +122,10 @@ def _in_modules(wanted: set[int], peers: Sequence[tuple[str, object]]) -> dict[i
                 if key not in known:
                     known.append(key)
         if len(names) == len(wanted) and names:
-            return names
+            return names, [name]
         found_in.append((name, names))
     merged: dict[int, list[str]] = {}
     for name, names in found_in:
         for parameter_id, keys in names.items():
             merged.setdefault(parameter_id, []).extend(f"{name}.{k}" for k in keys)
-    return merged
+    return merged, [name for name, names in found_in if names]

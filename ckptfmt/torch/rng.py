@@ -215,6 +215,6 @@ class GeneratorTarget:
             self._generator.set_state(_byte_tensor(staged[self._state_name]))
 
     def undo(self) -> None:
-        if self._old is not None:
+        if self._old is not None and not torch.equal(self._generator.get_state(), self._old):
             self._generator.set_state(self._old)
-            self._old = None
+        self._old = None

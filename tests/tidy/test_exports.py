@@ -69,8 +69,10 @@ def doc_shape(node: ast.FunctionDef) -> Shape:
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(args.defaults))
     defaults += args.defaults
     rows = []
+    starred = [args.vararg] if args.vararg else []
     for kind, names, values in (
         ("POSITIONAL_OR_KEYWORD", plain, defaults),
+        ("VAR_POSITIONAL", starred, [None] * len(starred)),
         ("KEYWORD_ONLY", args.kwonlyargs, args.kw_defaults),
     ):
         for arg, value in zip(names, values, strict=True):

@@ -11,7 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import pytest
 
-from ckptfmt.engine import StoredLeaf, TensorSource
+from ckptfmt.engine import MatchBy, StoredLeaf, TensorSource
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow import ADAPTER
 
@@ -26,6 +26,7 @@ class Answers:
         self.problems: list[str] = []
         self.ties: dict[str, str] = {}
         self.pended: list[str] = []
+        self.match_by: MatchBy = "name"
 
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
         return {
@@ -64,8 +65,20 @@ class Answers:
     def value(self, name: str, *, source: str | None = None, rule: str = "") -> bool:
         raise NotImplementedError
 
-    def subtree(self, name: str) -> bool:
+    def subtree(self, name: str, *, rule: str = "") -> bool:
         raise NotImplementedError
+
+    def moved(self, name: str, to: str) -> None:
+        raise NotImplementedError
+
+    def surplus(self, name: str) -> None:
+        raise NotImplementedError
+
+    def wanted(self, name: str) -> bool:
+        return True
+
+    def renamed(self, name: str) -> str:
+        return name
 
     def leave(self, name: str) -> None:
         raise NotImplementedError
