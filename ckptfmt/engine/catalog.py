@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from ckptfmt.engine.arena import aligned_buffer
 from ckptfmt.engine.where import looks_like_a_file, whole_number
 from ckptfmt.errors import ConflictError, CorruptError, FormatError, NotFoundError, warn
 from ckptfmt.format import (
@@ -142,7 +143,9 @@ def read_head(backend: Backend, key: Key, nbytes: int) -> Head:
 
 
 def read_index(backend: Backend, listed: Listed) -> Index:
-    """A whole index, checked; its name must be its key's."""
+    """A whole index; its name must be its key's. Its leaf names are checked when they are used,
+    which is before any data file is opened.
+    """
     if not HEADER_NBYTES <= listed.nbytes <= SECTIONS_NBYTES_MAX + HEADER_NBYTES:
         raise CorruptError(
             "index has an impossible size",
@@ -151,7 +154,10 @@ def read_index(backend: Backend, listed: Listed) -> Index:
             found=f"{listed.nbytes} bytes",
             do='restore another step or run "ckptfmt verify"',
         )
-    index = parse_index(backend.get(listed.key, 0, listed.nbytes), listed.key)
+    # In huge pages where it is large: the first touch of small ones takes longer than the checks.
+    data = aligned_buffer(listed.nbytes).data
+    backend.get(listed.key, 0, listed.nbytes, data)
+    index = parse_index(data, listed.key, lazy=True)
     if index.about.name != listed.name:
         raise CorruptError(
             "index has another name than its key",

@@ -166,7 +166,7 @@ class Checkpoint(Mapping[str, Any]):
         return frozenset(tree.leaf_rows[attribute.rows[kinds == LEAF_TENSOR]].tolist())
 
     def __len__(self) -> int:
-        return len(self.index.tree.leaf_names)
+        return len(self.index.tree.names)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.index.tree.leaf_names)

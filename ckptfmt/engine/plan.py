@@ -113,7 +113,7 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     raw = _cut(regions.nbytes, chunk_nbytes, nchunks)
     tree = TreeSection(
         dtypes=table,
-        leaf_names=flat.names,
+        names=flat.names,
         leaf_kinds=np.array(flat.kinds, np.uint8),
         leaf_rows=np.array(flat.rows, np.uint32),
         values=flat.values,

@@ -78,6 +78,7 @@ class ChunkReader:
         self.backend, self.index, self.verify = backend, index, verify
         self._local = backend.capabilities.local
         tree = index.tree
+        assert tree.leaf_names is not None  # checked before any data file is opened (M07-30)
         self._region_of = np.repeat(np.arange(len(tree.region_nchunks)), tree.region_nchunks)
         ends = np.cumsum(tree.chunk_raw, dtype=np.int64)
         first = tree.region_chunk_starts[:-1]

@@ -86,7 +86,9 @@ def verify_store(
     indexes: dict[Listed, Index] = {}
     for row in rows:
         try:
-            indexes[row] = read_index(backend, row)
+            index = read_index(backend, row)
+            assert index.tree.leaf_names is not None  # checked here: an opening leaves them packed
+            indexes[row] = index
         except NotFoundError:
             continue  # deleted since the listing
         except FormatError as error:

@@ -78,6 +78,7 @@ from ckptfmt.format.names import (
     step_of,
 )
 from ckptfmt.format.placement import FilesSection, PlacementSection, pack_placement, parse_files
+from ckptfmt.format.tables import PackedNames, parse_tables
 from ckptfmt.format.tree_parse import parse_tree
 from ckptfmt.format.tree_section import (
     LEAF_PACKED,
@@ -130,6 +131,7 @@ __all__ = [
     "Hasher",
     "Header",
     "Index",
+    "PackedNames",
     "Pipeline",
     "PlacementSection",
     "StoredChunk",
@@ -181,6 +183,7 @@ __all__ = [
     "parse_key",
     "parse_section",
     "parse_table",
+    "parse_tables",
     "parse_tree",
     "parse_value",
     "ragged",

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ckptfmt.format.columns import Column, corrupt, starts
+from ckptfmt.format.columns import Column, blocks, corrupt, starts
 from ckptfmt.format.digests import digest
 from ckptfmt.format.limits import INT63_MAX, NDIM_MAX
 
@@ -23,27 +23,45 @@ def products(ndim: Column, dims: Column, where: str) -> Column:
     """
     if len(ndim) and int(ndim.max()) > NDIM_MAX:
         corrupt("too many dims", "dims", where, f"at most {NDIM_MAX}", int(ndim.max()))
-    begin = starts(ndim)
-    if int(begin[-1]) != len(dims):
-        corrupt("column of another length", "column-length", where, int(begin[-1]), len(dims))
-    if len(dims) and int(dims.max()) > INT63_MAX:
-        corrupt("dim is too large", "dims-overflow", where, "below 2^63", int(dims.max()))
+    count, largest = int(ndim.sum(dtype=np.int64)), int(dims.max(initial=0))
+    if count != len(dims):
+        corrupt("column of another length", "column-length", where, count, len(dims))
+    if largest > INT63_MAX:
+        corrupt("dim is too large", "dims-overflow", where, "below 2^63", largest)
     made = np.ones(len(ndim), np.int64)
+    at = 0
+    for rows in blocks(len(ndim)):
+        mine = ndim[rows]
+        stop = at + int(mine.sum(dtype=np.int64))
+        _multiply(mine, dims[at:stop], made[rows], (rows.start, where))
+        at = stop
+    return made
+
+
+def _multiply(ndim: Column, dims: Column, made: Column, at: tuple[int, str]) -> None:
+    """The products of a block of rows, which begins at row `at[0]`, into `made`, which is ones."""
+    axes, largest = int(ndim.max()), int(dims.max(initial=0))
+    if axes == int(ndim.min()) and largest ** max(axes, 1) < 1 << 62:
+        for column in dims.reshape(len(ndim), axes).T:
+            made *= column.astype(np.int64)
+        return
+    begin = starts(ndim)
     approx = np.ones(len(ndim), np.float64)
     # `approx` may be infinite, or NaN where a dim of 0 follows: the product is exactly 0 then.
     with np.errstate(over="ignore", invalid="ignore"):
-        for axis in range(int(ndim.max(initial=0))):
+        for axis in range(axes):
             rows = np.flatnonzero(ndim > axis)
             column = dims[begin[rows] + axis]
             made[rows] *= column.astype(np.int64)
             approx[rows] *= column
     large = np.flatnonzero(approx >= float(1 << 62))
     if len(large):
-        _refuse_overflow(ndim, begin, dims, large, where)
-    return made
+        _refuse_overflow(ndim, begin, dims, large, at)
 
 
-def _refuse_overflow(ndim: Column, begin: Column, dims: Column, rows: Column, where: str) -> None:
+def _refuse_overflow(
+    ndim: Column, begin: Column, dims: Column, rows: Column, at: tuple[int, str]
+) -> None:
     """CorruptError if the exact product of one of these rows, none with a dim of 0, is too large."""
     exact = np.ones(len(rows), np.int64)
     over = np.zeros(len(rows), bool)
@@ -55,7 +73,8 @@ def _refuse_overflow(ndim: Column, begin: Column, dims: Column, rows: Column, wh
     if over.any():
         row = int(rows[np.argmax(over)])
         product = math.prod(int(d) for d in dims[begin[row] : begin[row + 1]])
-        corrupt("dims product overflows", "dims-overflow", f"{where}[{row}]", "below 2^63", product)
+        where = f"{at[1]}[{at[0] + row}]"
+        corrupt("dims product overflows", "dims-overflow", where, "below 2^63", product)
 
 
 def are_inside(origins: Column, extents: Column, dims: Column) -> Column:

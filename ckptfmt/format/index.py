@@ -35,6 +35,7 @@ from ckptfmt.format.placement import (
     parse_files,
     parse_placement,
 )
+from ckptfmt.format.tables import PackedNames
 from ckptfmt.format.tree_parse import parse_tree
 from ckptfmt.format.tree_section import TreeSection, pack_tree
 from ckptfmt.format.values import pack_value, parse_value
@@ -199,9 +200,11 @@ def parse_section(
     return memoryview(decode(stored, (("zstd",),), row.raw_nbytes, at))
 
 
-def parse_index(data: bytes | memoryview, where: str = "index") -> Index:
-    """Check and take a whole document.
+def parse_index(data: bytes | memoryview, where: str = "index", *, lazy: bool = False) -> Index:
+    """Check and take a whole document; its columns are views of `data`.
 
+    Args:
+        lazy: The leaf names are left packed, and checked when they are first asked for.
     Raises:
         CorruptError: Anything that the spec says must hold does not.
         UnsupportedError: A newer major, an unknown `requires` entry, digest or encoding.
@@ -211,7 +214,7 @@ def parse_index(data: bytes | memoryview, where: str = "index") -> Index:
         corrupt("index is cut off", "truncated", where, f"{header.nbytes} bytes", len(data))
     if len(data) > header.nbytes:
         corrupt("bytes after the index", "trailing-bytes", where, header.nbytes, len(data))
-    view = memoryview(data)
+    view = memoryview(data).toreadonly()
     raw = [
         parse_section(header, i, view[row.offset : row.offset + row.stored_nbytes], where)
         for i, row in enumerate(header.sections)
@@ -219,17 +222,27 @@ def parse_index(data: bytes | memoryview, where: str = "index") -> Index:
     try:
         about = parse_about(raw[ABOUT], header.algorithm)
         files = parse_files(raw[FILES], header.algorithm)
-        found = digest(memoryview(raw[TREE]), header.algorithm)
+        found = _tree_digest(header, raw[TREE])
         if found != about.tree_digest:
             corrupt(
                 "tree digest differs", "tree-digest", "$.tree", about.tree_digest.hex(), found.hex()
             )
-        tree = parse_tree(raw[TREE], header.algorithm)
+        tree = parse_tree(raw[TREE], header.algorithm, lazy=lazy)
+        if isinstance(tree.names, PackedNames):
+            tree.names.document = where
         placement = parse_placement(raw[PLACEMENT], header.algorithm, tree, files)
     except (CorruptError, UnsupportedError) as error:
         error.add_note(f"in {where}")
         raise
     return Index(header, about, files, tree, placement)
+
+
+def _tree_digest(header: Header, raw: bytes | memoryview) -> bytes:
+    """Of the raw section; where it is plain, that of its stored bytes, which were just checked."""
+    row = header.sections[TREE]
+    if row.encoding == PLAIN:
+        return row.digest[: DIGEST_NBYTES[header.algorithm]]
+    return digest(memoryview(raw), header.algorithm)
 
 
 def parse_about(data: bytes | memoryview, algorithm: str) -> About:
@@ -373,7 +386,7 @@ def empty_tree() -> TreeSection:
     """The tree of a notes document."""
     none = np.zeros(0, np.uint8)
     return TreeSection(
-        dtypes=(), leaf_names=[], leaf_kinds=none, leaf_rows=none, values=[], container_names=[],
+        dtypes=(), names=[], leaf_kinds=none, leaf_rows=none, values=[], container_names=[],
         container_kinds=[], container_arguments=[], tensor_dtypes=none, tensor_ndims=none,
         tensor_dims=none, region_tensors=none, region_origins=none, region_extents=none,
         region_nchunks=none, chunk_raw=none, chunk_digests=none,

@@ -15,6 +15,7 @@ from ckptfmt.format.columns import (
     U32,
     U64,
     Column,
+    blocks,
     check_all,
     check_rows,
     corrupt,
@@ -31,6 +32,7 @@ from ckptfmt.format.limits import (
     PIPELINE_LENGTH_MAX,
     PIPELINES_MAX,
 )
+from ckptfmt.format.tables import parse_tables
 from ckptfmt.format.tree_section import TreeSection
 
 
@@ -136,7 +138,7 @@ def parse_placement(
     Raises:
         CorruptError: A chunk lies outside its file, or two overlap without being the same range.
     """
-    table = parse_map(data, "$.placement")
+    table = parse_tables(data, "$.placement")
     where = "$.placement"
     placement = PlacementSection(
         files=get_column(table, "file", U32, where),
@@ -171,42 +173,70 @@ def parse_placement(
 
 def check_ranges(placement: PlacementSection, raw: Column, file_nbytes: Column, where: str) -> None:
     """Every chunk lies between its file's head and footer; raw chunks are as long as they say."""
-    files, codecs, stored = placement.files, placement.codecs, placement.stored
-    check_all(
-        codecs < len(placement.pipelines), "codec row", "column-range", f"{where}.codec", codecs
-    )
     used = np.zeros(len(file_nbytes), bool)
-    check_all(files < len(file_nbytes), "file row", "column-range", f"{where}.file", files)
-    used[files] = True
+    limits = file_nbytes.astype(np.int64) - ALIGN_NBYTES
+    for rows in blocks(len(raw)):
+        start = rows.start
+        files, codecs, stored = (
+            column[rows] for column in (placement.files, placement.codecs, placement.stored)
+        )
+        check_all(
+            codecs < len(placement.pipelines),
+            "codec row",
+            "column-range",
+            f"{where}.codec",
+            codecs,
+            start=start,
+        )
+        check_all(
+            files < len(file_nbytes),
+            "file row",
+            "column-range",
+            f"{where}.file",
+            files,
+            start=start,
+        )
+        used[files] = True
+        check_all(
+            stored >= 1,
+            "chunk without bytes",
+            "chunk-length",
+            f"{where}.stored",
+            stored,
+            start=start,
+        )
+        good = (codecs != 0) | (stored == raw[rows])
+        check_all(
+            good,
+            "raw chunk of another length",
+            "chunk-length",
+            f"{where}.stored",
+            stored,
+            start=start,
+        )
+        offsets = placement.offsets[rows]
+        check_all(
+            offsets <= INT63_MAX, "offset", "chunk-range", f"{where}.offset", offsets, start=start
+        )
+        offsets, ends = offsets.astype(np.int64), limits[files]
+        good = (offsets >= ALIGN_NBYTES) & (offsets <= ends) & (stored <= ends - offsets)
+        check_all(
+            good,
+            "chunk lies outside its file",
+            "chunk-range",
+            f"{where}.offset",
+            offsets,
+            start=start,
+        )
     check_all(used, "file is not used", "column-range", "$.files.id", file_nbytes)
-    check_all(stored >= 1, "chunk without bytes", "chunk-length", f"{where}.stored", stored)
-    good = (codecs != 0) | (stored == raw)
-    check_all(good, "raw chunk of another length", "chunk-length", f"{where}.stored", stored)
-    check_all(
-        placement.offsets <= INT63_MAX,
-        "offset",
-        "chunk-range",
-        f"{where}.offset",
-        placement.offsets,
-    )
-    offsets = placement.offsets.astype(np.int64)
-    ends = file_nbytes.astype(np.int64)[files] - ALIGN_NBYTES
-    good = (
-        (offsets >= ALIGN_NBYTES) & (offsets <= ends) & (stored.astype(np.int64) <= ends - offsets)
-    )
-    check_all(good, "chunk lies outside its file", "chunk-range", f"{where}.offset", offsets)
 
 
 def _check_sharing(placement: PlacementSection, tree: TreeSection) -> None:
     """Two rows may name the same stored range, with the same content; never overlapping ones."""
-    files, offsets = placement.files.astype(np.int64), placement.offsets.astype(np.int64)
-    if len(files) < 2:
+    if _are_apart(placement):
         return
-    same_file = files[1:] == files[:-1]
-    order = np.arange(len(files))
-    # A save without a base writes its chunks in this order already.
-    if not ((files[1:] > files[:-1]) | (same_file & (offsets[1:] >= offsets[:-1]))).all():
-        order = np.lexsort((offsets, files))
+    files, offsets = placement.files, placement.offsets.astype(np.int64)
+    order = np.lexsort((offsets, files))
     a, b = order[:-1], order[1:]
     same_file = files[a] == files[b]
     same_range = same_file & (offsets[a] == offsets[b])
@@ -230,3 +260,16 @@ def _check_sharing(placement: PlacementSection, tree: TreeSection) -> None:
             "overlap",
             f"$.placement[{int(a[row])}] and [{int(b[row])}]",
         )
+
+
+def _are_apart(placement: PlacementSection) -> bool:
+    """Each range ends before the next one begins, as a save without a base writes them: nothing
+    is shared then."""
+    for rows in blocks(len(placement.files)):
+        more = slice(rows.start, rows.stop + 1)  # and the first of the next block
+        files, offsets = placement.files[more], placement.offsets[more].astype(np.int64)
+        ends = offsets + placement.stored[more]
+        good = (files[1:] > files[:-1]) | ((files[1:] == files[:-1]) & (offsets[1:] >= ends[:-1]))
+        if not good.all():
+            return False
+    return True

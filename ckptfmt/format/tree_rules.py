@@ -7,11 +7,13 @@ import numpy as np
 from ckptfmt.format.boxes import are_inside, are_tiled, products
 from ckptfmt.format.columns import (
     Column,
+    blocks,
     check_all,
     check_rows,
     check_unique,
     corrupt,
     first_use_order,
+    is_count,
     ragged,
     starts,
 )
@@ -19,10 +21,10 @@ from ckptfmt.format.limits import (
     CHUNK_NBYTES_MAX,
     CHUNK_NBYTES_MIN,
     INT63_MAX,
-    NAME_NBYTES_MAX,
     TENSOR_NBYTES_MAX,
     VALUE_NBYTES_MAX,
 )
+from ckptfmt.format.tables import checked_names
 from ckptfmt.format.tree_section import LEAF_PACKED, LEAF_VALUE, TreeSection
 
 
@@ -38,7 +40,7 @@ def check_tree(tree: TreeSection) -> None:
 
 def _check_lengths(tree: TreeSection) -> None:
     """Columns of one table have equal lengths (the ragged ones are counted where they are used)."""
-    count = len(tree.leaf_names)
+    count = len(tree.names)
     check_rows("$.tree.leaves", count, kind=tree.leaf_kinds, row=tree.leaf_rows)
     kinds, arguments = tree.container_kinds, tree.container_arguments
     count = len(tree.container_names)
@@ -49,16 +51,15 @@ def _check_lengths(tree: TreeSection) -> None:
 
 
 def _check_leaves(tree: TreeSection) -> None:
-    names, kinds, rows = tree.leaf_names, tree.leaf_kinds, tree.leaf_rows
-    check_unique(names, "$.tree.leaves.name")
-    if names and max(map(len, names)) > NAME_NBYTES_MAX:
-        corrupt("name is too long", "name", "$.tree.leaves.name", f"at most {NAME_NBYTES_MAX}")
+    kinds, rows = tree.leaf_kinds, tree.leaf_rows
+    if isinstance(tree.names, list):
+        checked_names(tree.names, "$.tree.leaves.name")
     check_all(
         kinds <= LEAF_PACKED, "unknown leaf kind", "column-range", "$.tree.leaves.kind", kinds
     )
     is_value = kinds == LEAF_VALUE
     for what, mine, count in (
-        ("tensor", rows[~is_value], len(tree.tensor_dtypes)),
+        ("tensor", rows[~is_value] if is_value.any() else rows, len(tree.tensor_dtypes)),
         ("value", rows[is_value], len(tree.values)),
     ):
         if not first_use_order(mine, count):
@@ -90,9 +91,12 @@ def _check_tensors(tree: TreeSection) -> None:
             f"0 to {len(tree.dtypes) - 1}, each used",
         )
     limits = [min((8 * TENSOR_NBYTES_MAX - 1) // max(d.bits, 1), INT63_MAX) for d in tree.dtypes]
-    good = tree.tensor_numel <= np.array(limits, np.int64)[tree.tensor_dtypes] if count else True
-    if not np.all(good):
-        corrupt("tensor is too large", "dims-overflow", "$.tree.tensors.dims", "below 2^62 bytes")
+    if count and int(tree.tensor_numel.max()) > min(limits):
+        good = tree.tensor_numel <= np.array(limits, np.int64)[tree.tensor_dtypes]
+        if not good.all():
+            corrupt(
+                "tensor is too large", "dims-overflow", "$.tree.tensors.dims", "below 2^62 bytes"
+            )
     packed = tree.leaf_rows[tree.leaf_kinds == LEAF_PACKED]
     for row in packed.tolist():
         if tree.dtype(row).name != "uint8" or tree.tensor_ndims[row] != 1:
@@ -112,11 +116,6 @@ def _check_regions(tree: TreeSection) -> Column:
         Elements of each region.
     """
     count, where = len(tree.region_tensors), "$.tree.regions"
-    owners = tree.region_tensors.astype(np.int64)
-    if count and (int(owners.max()) >= len(tree.tensor_dtypes) or (np.diff(owners) < 0).any()):
-        corrupt("region rows", "column-range", f"{where}.tensor", "ascending, each a tensor's row")
-    flat = int(tree.region_dims_starts[-1])
-    check_rows(where, flat, origin=tree.region_origins, extent=tree.region_extents)
     check_all(
         tree.region_nchunks >= 1,
         "region has no chunk",
@@ -124,6 +123,13 @@ def _check_regions(tree: TreeSection) -> Column:
         f"{where}.nchunks",
         tree.region_nchunks,
     )
+    if _are_whole_tensors(tree):
+        return tree.tensor_numel
+    owners = tree.region_tensors.astype(np.int64)
+    if count and (int(owners.max()) >= len(tree.tensor_dtypes) or (np.diff(owners) < 0).any()):
+        corrupt("region rows", "column-range", f"{where}.tensor", "ascending, each a tensor's row")
+    flat = int(tree.region_dims_starts[-1])
+    check_rows(where, flat, origin=tree.region_origins, extent=tree.region_extents)
     per_tensor = np.diff(tree.tensor_region_starts)
     bad = (per_tensor == 0) != tree.tensor_is_empty
     if bad.any():
@@ -141,6 +147,18 @@ def _check_regions(tree: TreeSection) -> Column:
         return products(tree.tensor_ndims[owners], tree.region_extents, f"{where}.extent")
     volumes: Column = tree.tensor_numel[owners]
     return volumes
+
+
+def _are_whole_tensors(tree: TreeSection) -> bool:
+    """Each tensor is one region, the whole of it: then all of `_check_regions` holds."""
+    return (
+        len(tree.region_tensors) == len(tree.tensor_dtypes)
+        and is_count(tree.region_tensors)
+        and not tree.tensor_is_empty.any()
+        and len(tree.region_origins) == len(tree.tensor_dims)
+        and not tree.region_origins.any()
+        and np.array_equal(tree.region_extents, tree.tensor_dims)
+    )
 
 
 def _dims_of_regions(tree: TreeSection, owners: Column) -> Column:
@@ -202,14 +220,15 @@ def _check_order(tree: TreeSection) -> None:
 
 
 def _check_chunks(tree: TreeSection) -> None:
-    raw, where = tree.chunk_raw.astype(np.int64), "$.tree.chunks"
-    at = tree.region_chunk_starts
-    if int(at[-1]) != len(raw):
-        corrupt("chunks of another number", "column-length", where, int(at[-1]), len(raw))
+    raw, where = tree.chunk_raw, "$.tree.chunks"
+    count = int(tree.region_nchunks.sum(dtype=np.int64))
+    if count != len(raw):
+        corrupt("chunks of another number", "column-length", where, count, len(raw))
     good = (raw >= 1) & (raw <= CHUNK_NBYTES_MAX)
     check_all(good, "chunk of a wrong length", "chunk-length", f"{where}.raw", raw)
-    if len(raw) == 0:
+    if count == len(tree.region_nchunks):  # one each, as none has less
         return
+    raw, at = raw.astype(np.int64), tree.region_chunk_starts
     region = np.repeat(np.arange(len(tree.region_nchunks)), tree.region_nchunks)
     first = raw[at[:-1]][region]
     last = np.zeros(len(raw), bool)
@@ -222,16 +241,21 @@ def _check_chunks(tree: TreeSection) -> None:
 
 def _check_region_nbytes(tree: TreeSection, volume: Column) -> None:
     """Raw sizes of a region sum to its box; a string region holds at least its offsets."""
-    owners = tree.tensor_dtypes[tree.region_tensors]
-    bits = np.array([d.bits for d in tree.dtypes], np.int64)[owners]
-    variable = np.array([d.is_variable for d in tree.dtypes], bool)[owners]
-    # In this order no product passes 2^63, whatever the volume and the bits.
-    exact = (volume >> 3) * bits + (((volume & 7) * bits + 7) >> 3)
-    good = np.where(variable, tree.region_nbytes >> 3 > volume, tree.region_nbytes == exact)
-    check_all(
-        good,
-        "chunks do not sum to the region's box",
-        "chunk-length",
-        "$.tree.regions",
-        tree.region_nbytes,
-    )
+    widths = np.array([d.bits for d in tree.dtypes], np.int64)
+    is_variable = np.array([d.is_variable for d in tree.dtypes], bool)
+    for rows in blocks(len(volume)):
+        owners = tree.tensor_dtypes[tree.region_tensors[rows]]
+        bits, elements, nbytes = widths[owners], volume[rows], tree.region_nbytes[rows]
+        # In this order no product passes 2^63, whatever the volume and the bits.
+        exact = (elements >> 3) * bits + (((elements & 7) * bits + 7) >> 3)
+        good = nbytes == exact
+        if not good.all():
+            good |= is_variable[owners] & (nbytes >> 3 > elements)
+        if not good.all():
+            row = rows.start + int(np.argmin(good))
+            corrupt(
+                "chunks do not sum to the region's box",
+                "chunk-length",
+                f"$.tree.regions[{row}]",
+                found=tree.region_nbytes[row],
+            )

@@ -23,6 +23,7 @@ from ckptfmt.format.columns import (
     starts,
 )
 from ckptfmt.format.dtypes import Dtype
+from ckptfmt.format.tables import PackedNames
 
 LEAF_TENSOR, LEAF_VALUE, LEAF_PACKED = 0, 1, 2
 
@@ -39,14 +40,15 @@ class Attribute:
 
 @dataclass(frozen=True)
 class TreeSection:
-    """Columns of the `tree` section, checked; derived columns are made on first use.
+    """Columns of the `tree` section, checked; derived columns are made on first use, and so are the
+    leaf names of an index that was opened: `names` has them as they came.
 
     `tensor_dims`, `region_origin` and `region_extent` are ragged: row r is
     `[starts[r], starts[r + 1])` of the flat column.
     """
 
     dtypes: tuple[Dtype, ...]
-    leaf_names: list[str]
+    names: list[str] | PackedNames
     leaf_kinds: Column
     leaf_rows: Column
     values: list[bytes]
@@ -66,6 +68,16 @@ class TreeSection:
     container_attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     @cached_property
+    def leaf_names(self) -> list[str]:
+        """Of the leaves, in order; where they are packed, this unpacks and checks them.
+
+        Raises:
+            CorruptError: They are no names; the only thing that may still be found in a section
+                that was parsed with `lazy=True`.
+        """
+        return self.names if isinstance(self.names, list) else self.names.names()
+
+    @cached_property
     def dims_starts(self) -> Column:
         return starts(self.tensor_ndims)
 
@@ -77,10 +89,9 @@ class TreeSection:
     def tensor_is_empty(self) -> Column:
         """Tensors without elements, or without bytes (`str0`): they have no region."""
         hollow = np.array([d.bits == 0 and not d.is_variable for d in self.dtypes], bool)
-        none = np.zeros(len(self.tensor_dtypes), bool)
-        made: Column = (self.tensor_numel == 0) | (
-            hollow[self.tensor_dtypes] if len(hollow) else none
-        )
+        made: Column = self.tensor_numel == 0
+        if hollow.any():
+            made |= hollow[self.tensor_dtypes]
         return made
 
     @cached_property
@@ -101,6 +112,8 @@ class TreeSection:
     @cached_property
     def region_nbytes(self) -> Column:
         """Raw bytes of each region."""
+        if len(self.chunk_raw) == len(self.region_nchunks):  # none has less than one
+            return self.chunk_raw.astype(np.int64)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.chunk_raw, dtype=np.int64)])
         at = self.region_chunk_starts
         made: Column = ends[at[1:]] - ends[at[:-1]]

@@ -98,7 +98,7 @@ def large_index(shape: tuple[int, ...], dtype: str, chunk: int, file_nbytes: int
     ndim = len(shape)
     tree = TreeSection(
         dtypes=(kind,),
-        leaf_names=["big"],
+        names=["big"],
         leaf_kinds=np.zeros(1, np.uint8),
         leaf_rows=np.zeros(1, np.uint32),
         values=[],

@@ -30,12 +30,14 @@ RANDOM = st.integers(0, 2**32 - 1).map(random.Random)
 SECTIONS = ("about", "files", "tree", "placement")
 
 
-def judge(data: bytes) -> Index | str:
+def judge(data: bytes, *, lazy: bool = False) -> Index | str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", CkptWarning)
         try:
-            return parse_index(data)
+            index = parse_index(data, lazy=lazy)
+            assert index.tree.leaf_names is not None
+            return index
         except FormatError as error:
             return error.kind
 
@@ -52,6 +54,7 @@ def mutated(documents: ModuleType, mutator: Any, rng: random.Random) -> bytes:
 def check(data: bytes, reference: ModuleType) -> bool:
     """Both readers take it, or both refuse it; True if they take it."""
     made = judge(data)
+    assert isinstance(made, str) == isinstance(judge(data, lazy=True), str)
     try:
         theirs = reference.parse_index(data)
     except reference.Refused as error:

@@ -155,6 +155,14 @@ def test_package_refuses_with_its_kind_in_bounded_time_and_memory(name: str) -> 
     assert peak < MEMORY
 
 
+@pytest.mark.parametrize("name", names("reject", "index"))
+def test_index_is_refused_with_its_kind_also_where_its_names_are_left_for_later(name: str) -> None:
+    data, twin = vector("reject", name)
+    with pytest.raises(FormatError) as caught:
+        assert parse_index(data, lazy=True).tree.leaf_names is not None
+    assert caught.value.kind == twin["kind"]
+
+
 @pytest.mark.parametrize("name", names("reject"))
 def test_reference_reader_refuses_with_its_kind(name: str, reference: ModuleType) -> None:
     data, twin = vector("reject", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,84 @@ import numpy as np
 import pytest
 
 import ckptfmt
+from ckptfmt.engine.open import StoredTensor
+from ckptfmt.format import PackedNames, digest, pack_index, pack_tree, parse_index
 from ckptfmt.testing import difference
+
+# -- names that are checked when they are used --------------------------------------------------------
+
+
+def with_names(store: Any, names: list[str]) -> None:
+    """Put other leaf names into the only index of a store, with digests that fit."""
+    key = next(entry.key for entry in store.backend.list("checkpoints/"))
+    index = parse_index(store.backend.get(key))
+    tree = pack_tree(replace(index.tree, names=names))
+    about = replace(index.about, tree_digest=digest(tree, index.header.algorithm))
+    data = pack_index(about, index.files, index.placement, tree, index.header.commit_id)
+    store.backend.delete(key)
+    store.backend.put_if_absent(key, data, durable=False)
+
+
+def test_an_opened_index_has_its_names_unpacked_by_whoever_asks_for_one(counted: Any) -> None:
+    ckptfmt.save({"a": np.ones(3), "b": np.zeros(2)}, counted.store, step=1)
+    checkpoint = ckptfmt.open(counted.store)
+    packed = checkpoint.index.tree.names
+    assert isinstance(packed, PackedNames)
+    assert len(checkpoint) == 2
+    assert checkpoint.info.tensors == 2
+    assert "leaf_names" not in vars(checkpoint.index.tree)
+    assert "a" in checkpoint
+    assert vars(checkpoint.index.tree)["leaf_names"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda checkpoint: list(checkpoint),
+        lambda checkpoint: checkpoint["a"],
+        lambda checkpoint: "a" in checkpoint,
+        lambda checkpoint: checkpoint.names(),
+        lambda checkpoint: checkpoint.tree(),
+        lambda checkpoint: checkpoint.load(),
+        lambda checkpoint: checkpoint.read({"a": ...}),
+        lambda checkpoint: checkpoint.verify(),
+        lambda checkpoint: ckptfmt.restore({"a": np.ones(3)}, checkpoint, strict=False),
+        lambda checkpoint: StoredTensor(checkpoint, "a", 0).read(),
+        lambda checkpoint: StoredTensor(checkpoint, "a", 0).mmap(),
+    ],
+)
+def test_names_that_stand_twice_are_refused_before_any_data_file_is_opened(
+    counted: Any, use: Any
+) -> None:
+    """M07-30."""
+    ckptfmt.save({"a": np.ones(3), "b": np.zeros(2)}, counted.store, step=1)
+    with_names(counted.store, ["a", "a"])
+    checkpoint = ckptfmt.open(counted.store)
+    assert len(checkpoint) == 2
+    counted.backend.forget()
+    with pytest.raises(ckptfmt.CorruptError) as caught:
+        use(checkpoint)
+    assert caught.value.kind == "corrupt-duplicate-name"
+    assert counted.backend.data_reads() == []
+
+
+def test_verify_of_a_store_names_an_index_whose_names_stand_twice(counted: Any) -> None:
+    ckptfmt.save({"a": np.ones(3), "b": np.zeros(2)}, counted.store, step=1)
+    with_names(counted.store, ["a", "a"])
+    report = counted.store.verify()
+    assert ["duplicate name" in problem.reason for problem in report.problems] == [True]
+
+
+def test_a_save_beside_names_that_stand_twice_reuses_the_chunks_that_it_checked(
+    counted: Any,
+) -> None:
+    state = {"a": np.ones(3), "b": np.zeros(2)}
+    ckptfmt.save(state, counted.store, step=1)
+    with_names(counted.store, ["a", "a"])
+    info = ckptfmt.save(state, counted.store, step=2)
+    assert info.written_nbytes == 0
+    assert difference(ckptfmt.load(counted.store, step=2), state) == ""
+
 
 # -- the mapping --------------------------------------------------------------------------------
 

@@ -226,6 +226,47 @@ def index(algorithm: str = "xxh3-128") -> Document:
     return made
 
 
+def many(count: int) -> bytes:
+    """An index of `count` tensors of 16 bytes, of one region and one chunk each, packed."""
+    made = Document()
+    rows = np.arange(count)
+    made.tree = {
+        "dtypes": {"name": ["float32"], "bits": column("u4", 32)},
+        "leaves": {
+            "name": [f"layers.{row // 20}.block.{row % 20}.weight" for row in range(count)],
+            "kind": np.zeros(count, "<u1"),
+            "row": rows.astype("<u4"),
+        },
+        "values": [],
+        "containers": {"name": [], "kind": [], "argument": []},
+        "tensors": {
+            "dtype": np.zeros(count, "<u2"),
+            "ndim": np.ones(count, "<u1"),
+            "dims": np.full(count, 4, "<u8"),
+        },
+        "regions": {
+            "tensor": rows.astype("<u4"),
+            "origin": np.zeros(count, "<u8"),
+            "extent": np.full(count, 4, "<u8"),
+            "nchunks": np.ones(count, "<u4"),
+        },
+        "chunks": {
+            "raw": np.full(count, 16, "<u4"),
+            "digest": np.arange(16 * count, dtype="<u8").astype("<u1"),
+        },
+    }
+    made.files = {"id": bytes(16), "nbytes": column("u8", -(-(64 * count + 128) // 4096) * 4096)}
+    made.placement = {
+        "file": np.zeros(count, "<u4"),
+        "offset": (64 * (rows + 1)).astype("<u8"),
+        "stored": np.full(count, 16, "<u4"),
+        "codec": np.zeros(count, "<u1"),
+        "pipelines": [[]],
+    }
+    made.about = index().about
+    return made.pack()
+
+
 def _place(made: Document, raw: list[tuple[int, int]], digests: list[bytes]) -> None:
     """Two files: the last tensors but one lie in the second, the last shares the second chunk."""
     size = SIZES[made.algorithm]
