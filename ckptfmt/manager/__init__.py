@@ -1,0 +1,21 @@
+"""Many checkpoints over time: cadence, retention, healing, watching. Start at `manager.py`."""
+
+from ckptfmt.manager import keep, when
+from ckptfmt.manager.guard import LossGuard, Verdict
+from ckptfmt.manager.keep import Decision, Keep
+from ckptfmt.manager.manager import Loaded, Manager
+from ckptfmt.manager.preemption import Preemption
+from ckptfmt.manager.when import When
+
+__all__ = [
+    "Decision",
+    "Keep",
+    "Loaded",
+    "LossGuard",
+    "Manager",
+    "Preemption",
+    "Verdict",
+    "When",
+    "keep",
+    "when",
+]

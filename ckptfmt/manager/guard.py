@@ -1,0 +1,123 @@
+"""LossGuard: watches a metric, and says when training has gone wrong. It decides nothing: the loop
+reads the `Verdict`, and `Manager.restore` reads what is noted at the checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptfmt.errors import UsageError
+
+BAD_RESUMES_MAX = 3
+"""After so many bad resumes in a row, `restore` chooses the next older checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the manager advises at a step; false if there is nothing to do.
+
+    Attributes:
+        rollback_to: The step of the checkpoint to go back to, or None.
+        stop: Whether the loop is to end after a last save (a preemption).
+        reason: For people; empty if there is nothing to say.
+    """
+
+    rollback_to: int | None = None
+    stop: bool = False
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.stop or self.rollback_to is not None
+
+
+Finding = Literal["", "not finite", "spike", "bad resume", "good resume"]
+
+
+@dataclass(slots=True)
+class LossGuard:
+    """Watches a metric (experimental).
+
+    - A value that is not finite, or a mean over the last tenth of the window above `ratio` times the
+      mean of the window before it, is a spike: go back.
+    - After a resume, the mean of the next `window` values is compared with the mean of the last
+      `window` before the checkpoint: above `ratio` times is a bad resume. Three in a row, and
+      `Manager.restore` chooses the next older checkpoint.
+
+    Attributes:
+        metric: The name it has in `observe`; smaller is better, and it is positive (a loss).
+        window: How many values a mean is over.
+        ratio: How much worse is wrong.
+    """
+
+    metric: str = "loss"
+    window: int = 50
+    ratio: float = 1.5
+    _values: deque[float] = field(init=False, repr=False, compare=False)
+    _baseline: float | None = field(init=False, default=None, repr=False, compare=False)
+    _since_resume: list[float] | None = field(init=False, default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if type(self.window) is not int or self.window < 1:
+            raise _wrong("window of 1 or more values", repr(self.window))
+        if not self.ratio > 1:
+            raise _wrong("ratio above 1", repr(self.ratio))
+        self._values = deque(maxlen=self.window + self.recent)
+
+    @property
+    def recent(self) -> int:
+        """How many of the newest values a spike is judged by."""
+        return max(1, self.window // 10)
+
+    def mean(self) -> float | None:
+        """Of the last `window` values, or of what there is; None if there are none."""
+        values = list(self._values)[-self.window :]
+        return math.fsum(values) / len(values) if values else None
+
+    def resumed(self, baseline: float | None) -> None:
+        """Training goes on from a checkpoint.
+
+        Args:
+            baseline: The mean that was noted when it was saved; None where none was.
+        """
+        self._values.clear()
+        self._baseline = baseline
+        self._since_resume = [] if baseline is not None else None
+
+    def see(self, value: float) -> Finding:
+        """Take the next value, and say what it shows."""
+        if not math.isfinite(value):
+            return "not finite"
+        self._values.append(value)
+        found = self._resume(value)
+        if found:
+            return found
+        older = list(self._values)[: -self.recent]
+        if len(older) == self.window:
+            newer = list(self._values)[-self.recent :]
+            if math.fsum(newer) / len(newer) > self.ratio * math.fsum(older) / len(older):
+                self._values.clear()  # said once: what follows is another state, or the same trouble
+                return "spike"
+        return ""
+
+    def _resume(self, value: float) -> Finding:
+        if self._since_resume is None or self._baseline is None:
+            return ""
+        self._since_resume.append(value)
+        if len(self._since_resume) < self.window:
+            return ""
+        mean = math.fsum(self._since_resume) / len(self._since_resume)
+        self._since_resume = None
+        return "bad resume" if mean > self.ratio * self._baseline else "good resume"
+
+
+def _wrong(expected: str, found: str) -> UsageError:
+    return UsageError(
+        "this guard cannot watch",
+        reason="guard",
+        expected=expected,
+        found=found,
+        do='for example LossGuard(metric="loss", window=50, ratio=1.5)',
+    )

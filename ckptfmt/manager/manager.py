@@ -1,0 +1,540 @@
+"""Manager: when to save, what to keep, how to go on after a crash. Policies are in `when`, `keep` and
+`guard`; here they are carried out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from ckptfmt import __version__
+from ckptfmt.engine import (
+    Checkpoint,
+    RestoreRequest,
+    SaveFuture,
+    SaveOptions,
+    SaveRequest,
+    Store,
+    check_metadata,
+    check_metrics,
+    load_like,
+    load_tree,
+    named_arrays,
+    parse_where,
+    restore_tree,
+    save_in_background,
+    save_tree,
+    settle,
+    source_of,
+    whole_number,
+)
+from ckptfmt.errors import NotFoundError, StorageError, UsageError, warn
+from ckptfmt.events import Event
+from ckptfmt.format import step_name
+from ckptfmt.manager.guard import LossGuard, Verdict
+from ckptfmt.manager.healing import Healing, Validator
+from ckptfmt.manager.keep import Decision, Keep, best_of, last
+from ckptfmt.manager.pace import Pace
+from ckptfmt.manager.preemption import Preemption
+from ckptfmt.manager.pruning import MARK, Pruning
+from ckptfmt.manager.watching import Watching
+from ckptfmt.manager.when import When, every
+from ckptfmt.types import At, CheckpointInfo, Plain, Rejected, RestoreReport, Select, StrPath
+
+T = TypeVar("T")
+_NOTHING: Mapping[str, Any] = {}
+_log = logging.getLogger("ckptfmt.manager")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What `Manager.load` gives: the tree, the checkpoint, and a report of what was passed over."""
+
+    tree: Any
+    info: CheckpointInfo
+    report: RestoreReport
+
+
+class Manager:
+    """Saves when it is time, keeps what is worth keeping, and restores the newest good checkpoint.
+
+    A context manager: leaving waits for the save in flight; an error of the body wins and carries a
+    save's error as a note.
+
+    Args:
+        store: A directory, a URL or a Store.
+        keep: What to keep: a policy of `ckptfmt.keep`; 3 is `keep.last(3)`; None keeps all.
+        save_when: When a save is due: a policy of `ckptfmt.when`; 500 is `when.every(steps=500)`;
+            None: at every call of `save`.
+        asynchronous: Save in the background; the caller waits only until the state is staged.
+        when_busy: A save that is due while one is in flight waits for it, or is skipped.
+        hooks: Called with every Event; one that raises is logged and costs nothing.
+        validate: Functions of (staged arrays by leaf name, CheckpointInfo) that raise to reject a
+            checkpoint, before any target changes.
+        guard: Watches the loss that `observe` is told.
+        preemption: Takes the signals that say the job must go.
+        on_error: "continue": a failed save is an event and a logged error, training goes on.
+        verify_within_s: An older checkpoint is deleted only behind a newer one of which every byte
+            was read so long ago at most, in seconds.
+        codec: As in `save`.
+    Raises:
+        UsageError: A policy makes no sense.
+    """
+
+    store: Store
+
+    def __init__(
+        self,
+        store: StrPath | Store,
+        *,
+        keep: Keep | int | None = None,
+        save_when: When | int | None = None,
+        asynchronous: bool = True,
+        when_busy: Literal["wait", "skip"] = "wait",
+        hooks: Sequence[Callable[[Event], None]] = (),
+        validate: Sequence[Validator] = (),
+        guard: LossGuard | None = None,
+        preemption: Preemption | None = None,
+        on_error: Literal["raise", "continue"] = "raise",
+        verify_within_s: float = 86400.0,
+        codec: str | Mapping[str, str] = "raw",
+    ) -> None:
+        self.store, at = parse_where(store)
+        if at is not None:
+            raise _wrong("a store, not one checkpoint of it", f"@{at}")
+        if when_busy not in ("wait", "skip"):
+            raise _wrong('when_busy "wait" or "skip"', repr(when_busy))
+        if on_error not in ("raise", "continue"):
+            raise _wrong('on_error "raise" or "continue"', repr(on_error))
+        self._keep = last(keep) if isinstance(keep, int) else keep
+        policy = every(steps=save_when) if isinstance(save_when, int) else save_when
+        self._pace = Pace(policy, _job(), time.monotonic())
+        self._asynchronous, self._when_busy = asynchronous, when_busy
+        self._hooks, self._validate = tuple(hooks), tuple(validate)
+        self._watching = Watching(self.store, guard, self._tell)
+        self._preemption = preemption
+        self._on_error, self._options = on_error, SaveOptions(codec=codec)
+        self._pruning = Pruning(
+            self.store, self._keep, verify_within_s, self._deleted, self._unverified
+        )
+        self._aside: dict[str, str] = {}
+        self._future: SaveFuture | None = None
+        self._after: concurrent.futures.Future[None] | None = None
+        if preemption is not None:
+            preemption.install()
+
+    # -- going on ---------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        target: object,
+        *,
+        at: At | None = None,
+        required: bool = False,
+        rename: Mapping[str, str] | Callable[[str], str] = _NOTHING,
+        strict: bool = True,
+        allow_missing: Select = (),
+        allow_unexpected: Select = (),
+        allow_cast: bool | Select = False,
+        atomic: bool = True,
+    ) -> RestoreReport:
+        """Fill a target from the newest good checkpoint.
+
+        A damaged one, one that a validator rejects, and one from which three resumes in a row went
+        wrong are passed over and listed in `report.rejected`; the next save sets them aside.
+
+        Args:
+            at: That one, a step, a name or a tag, and no other.
+            required: An empty store is a NotFoundError; else a report that is false, with step 0.
+            rename, strict, allow_missing, allow_unexpected, allow_cast, atomic: As in `restore`.
+        Raises:
+            MismatchError: Target and checkpoint disagree: an older one would, too.
+            CorruptError, or what the validator raised: there are checkpoints, and none is good.
+        """
+        healing = Healing(self.store, self._validate, self._rejected)
+
+        def attempt(checkpoint: Checkpoint) -> RestoreReport:
+            request = RestoreRequest(
+                rename=rename,
+                strict=strict,
+                allow_missing=allow_missing,
+                allow_unexpected=allow_unexpected,
+                allow_cast=allow_cast,
+                atomic=atomic,
+                validate=healing.check(checkpoint.info),
+            )
+            return restore_tree(target, source_of(checkpoint), request)
+
+        report = self._search(healing, attempt, at)
+        if report is not None:
+            return replace(report, rejected=healing.rejected)
+        if required:
+            raise NotFoundError(
+                "there is no checkpoint to restore",
+                reason="required",
+                where=self.store.url,
+                do="save one first, or leave out required=True to begin anew",
+            )
+        self._pace.restored(0, time.monotonic())
+        return RestoreReport(None, 0)
+
+    def load(self, *, like: T | None = None, at: At | None = None) -> Loaded | None:
+        """The tree of the newest good checkpoint, for state that is replaced whole; None where the
+        store is empty.
+
+        Args:
+            like: As in `ckptfmt.load`; None: NumPy arrays.
+            at: As in `restore`.
+        """
+        healing = Healing(self.store, self._validate, self._rejected)
+
+        def attempt(checkpoint: Checkpoint) -> Loaded:
+            info, check = checkpoint.info, healing.check(checkpoint.info)
+            tree = load_tree(checkpoint)
+            if check is not None:
+                check(named_arrays(tree))
+            made = tree if like is None else load_like(like, tree, RestoreRequest())
+            return Loaded(made, info, RestoreReport(info, info.step or 0, checkpoint.names()))
+
+        found = self._search(healing, attempt, at)
+        if found is None:
+            return None
+        return replace(found, report=replace(found.report, rejected=healing.rejected))
+
+    def _search(
+        self, healing: Healing, attempt: Callable[[Checkpoint], T], at: At | None
+    ) -> T | None:
+        """An attempt at the checkpoint asked for, or at one after another until one is good."""
+        self.wait()
+        started_s = time.monotonic()
+        self._tell("restore.start")
+        chosen: list[CheckpointInfo] = []
+
+        def noted(checkpoint: Checkpoint) -> T:
+            made = attempt(checkpoint)
+            chosen.append(checkpoint.info)
+            return made
+
+        if at is None:
+            made = healing.newest(noted)
+        else:
+            with self.store.open(at) as checkpoint:
+                made = noted(checkpoint)
+        if not chosen:
+            return None
+        info = chosen[0]
+        self._aside = {
+            step_name(step): f"training went on from {info.name}"
+            for step in self.store.steps()
+            if info.step is not None and step > info.step
+        } | {bad.checkpoint: bad.reason for bad in healing.rejected}
+        self._pruning.was_read(info)
+        self._pace.restored(info.step or 0, time.monotonic())
+        self._watching.resumed(info)
+        self._tell(
+            "restore.done", info.name, info.step, seconds=time.monotonic() - started_s
+        )
+        return made
+
+    def _rejected(self, rejected: Rejected, error: BaseException | None) -> None:
+        self._tell(
+            "restore.rejected", rejected.checkpoint, error=error, data={"reason": rejected.reason}
+        )
+        warn(f"{rejected.checkpoint} is passed over: {rejected.reason}")
+
+    # -- saving -----------------------------------------------------------------------------------
+
+    def should_save(self, step: int) -> bool:
+        """Whether a save is due at this step; `save` at the same step agrees."""
+        return self._pace.is_due(_step(step), time.monotonic())
+
+    def save(
+        self,
+        tree: object,
+        *,
+        step: int,
+        metrics: Mapping[str, float] = _NOTHING,
+        metadata: Mapping[str, Plain] = _NOTHING,
+        force: bool = False,
+    ) -> SaveFuture | None:
+        """Save if it is time; None if it is not: then nothing was looked at.
+
+        Args:
+            tree: As in `ckptfmt.save`.
+            step: How many steps are finished.
+            metrics: Numbers, or tensors of no axes, which become numbers only if a save is due.
+            metadata: The caller's.
+            force: Save in any case.
+        Raises:
+            What `ckptfmt.save` raises, of this save or of one before that failed in the background,
+            unless `on_error="continue"`.
+            SystemExit: The job is preempted, has an exit code, and the checkpoint is durable.
+        """
+        stopping = self._preemption if self._preemption and self._preemption.requested else None
+        if not (self.should_save(step) or force or stopping):
+            return None
+        must = force or stopping is not None
+        if self._future is not None and not self._future.done():
+            if self._when_busy == "skip" and not must:
+                self._tell("save.skipped", step_name(step), step)
+                return None
+        future = self._save(tree, step, metrics, metadata)
+        if stopping is not None:
+            self._leave(stopping, future, step)
+        return future
+
+    def _save(
+        self,
+        tree: object,
+        step: int,
+        metrics: Mapping[str, float],
+        metadata: Mapping[str, Plain],
+    ) -> SaveFuture | None:
+        name = str(step_name(step))
+        request = SaveRequest(
+            name=name,
+            step=step,
+            metadata={**check_metadata(metadata), **self._watching.metadata()},
+            metrics=check_metrics(metrics),
+            if_exists="error",
+            options=self._options,
+            writer=f"ckptfmt {__version__} {MARK}",
+        )
+        backend = self.store.backend
+        try:
+            self._settle()
+            self._set_aside()
+            started_s = time.monotonic()
+            self._tell("save.start", name, step)
+            if self._asynchronous:
+                future = save_in_background(tree, backend, request)
+            else:
+                settle(backend)
+                future = SaveFuture(name)
+                future.staged = True
+                future.set_result(save_tree(tree, backend, request))
+        except Exception as error:
+            self._tell("save.error", name, step, error=error)
+            if self._on_error == "raise" or isinstance(error, UsageError):
+                raise
+            _log.error("the save of %s failed: %s", name, error)
+            return None
+        stall_s = time.monotonic() - started_s
+        self._pace.saved(stall_s, time.monotonic())
+        self._tell("save.staged", name, step, seconds=stall_s)
+        self._future, self._after = future, concurrent.futures.Future()
+        future.add_done_callback(partial(self._finished, step, started_s, stall_s, self._after))
+        return future
+
+    def _settle(self) -> None:
+        """The save before is over, and what follows it; its error is raised if nobody has seen it."""
+        future, after = self._future, self._after
+        self._future = self._after = None
+        if future is None or after is None:
+            return
+        concurrent.futures.wait([after])
+        if self._on_error == "raise" and not future.cancelled():
+            error = future.unasked()
+            if error is not None:
+                raise error
+
+    def _set_aside(self) -> None:
+        """Going on from an older checkpoint: the newer ones are of another line now."""
+        while self._aside:
+            name, reason = self._aside.popitem()
+            try:
+                self.store.quarantine(name, reason)
+            except NotFoundError:
+                continue  # deleted meanwhile
+
+    def _finished(
+        self,
+        step: int,
+        started_s: float,
+        stall_s: float,
+        after: concurrent.futures.Future[None],
+        future: concurrent.futures.Future[CheckpointInfo],
+    ) -> None:
+        """In the save's own thread: say what came of it, and clean up behind it."""
+        assert isinstance(future, SaveFuture)
+        seconds = time.monotonic() - started_s
+        self._pace.done(stall_s, seconds)
+        try:
+            error = None if future.cancelled() else concurrent.futures.Future.exception(future)
+            if future.cancelled():
+                self._tell("save.skipped", future.name, step, data={"reason": "cancelled"})
+            elif error is not None:
+                self._failed(future, step, error)
+            else:
+                info = concurrent.futures.Future.result(future)
+                self._tell(
+                    "save.commit",
+                    info.name,
+                    step,
+                    seconds=seconds,
+                    nbytes=info.written_nbytes,
+                    total_nbytes=info.nbytes,
+                    data={"stall_s": stall_s, **info.metrics},
+                )
+                self._clean_up()
+        except Exception as error:
+            _log.exception("cleaning up after %s failed", future.name)
+            self._tell("save.error", future.name, step, error=error)
+        finally:
+            after.set_result(None)
+
+    def _failed(self, future: SaveFuture, step: int, error: BaseException) -> None:
+        self._tell("save.error", future.name, step, error=error)
+        if self._on_error == "continue":
+            future.exception()  # nobody else is to ask for it
+            _log.error("the save of %s failed: %s", future.name, error)
+        if isinstance(error, StorageError) and error.errno == errno.ENOSPC:
+            # The space of what is deleted already comes back at once: the next save needs it.
+            self.store.gc(grace_s=0)
+
+    def _clean_up(self) -> None:
+        if self._keep is None:
+            return
+        decisions = self._pruning.carry_out()
+        if any(not decision.kept for decision in decisions):
+            self.store.gc()
+
+    def _deleted(self, decision: Decision) -> None:
+        self._tell("delete", decision.name, decision.step, data={"reason": decision.reason})
+
+    def _unverified(self, info: CheckpointInfo, error: Exception) -> None:
+        self._tell("save.error", info.name, info.step, error=error)
+        _log.error("%s", error)
+
+    def _leave(self, preemption: Preemption, future: SaveFuture | None, step: int) -> None:
+        """The job must go: wait for the last save, within the deadline."""
+        if future is not None:
+            concurrent.futures.wait([future], timeout=preemption.left_s)
+        durable = future is not None and future.done() and not future.unseen_error()
+        self._tell("preempt", step_name(step), step, data={"durable": durable})
+        if preemption.exit_code is not None and durable:
+            raise SystemExit(preemption.exit_code)
+
+    # -- watching ---------------------------------------------------------------------------------
+
+    def observe(self, step: int, **metrics: float) -> Verdict:
+        """Tell the guard what this step gave, and hear what to do.
+
+        Raises:
+            UsageError: The watched metric is no number.
+        """
+        if self._preemption is not None and self._preemption.requested:
+            left_s = self._preemption.left_s
+            return Verdict(stop=True, reason=f"preempted, {left_s:.0f} s are left")
+        return self._watching.observe(_step(step), metrics)
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest checkpoint of the store, or None."""
+        return self.store.latest()
+
+    def best(self, metric: str | None = None) -> CheckpointInfo | None:
+        """The best checkpoint by a metric; None where none has it.
+
+        Args:
+            metric: None: that of the `keep.best` policy.
+        Raises:
+            UsageError: None is given, and no policy names one.
+        """
+        return best_of(self.store.checkpoints(), self._keep, metric)
+
+    def annotate(self, step: int, **metrics: float) -> None:
+        """Add metrics that come after the commit; waits for that step's save."""
+        if self._future is not None and self._future.name == step_name(_step(step)):
+            concurrent.futures.wait([self._future])
+        self.store.annotate(step, metrics=metrics)
+
+    def prune(self, *, dry_run: bool = False) -> list[Decision]:
+        """Delete what no rule keeps; a decision with its reason for each checkpoint, oldest first.
+
+        Args:
+            dry_run: Decide, and change nothing.
+        """
+        self._wait_for_clean_up()
+        return self._pruning.decide() if dry_run else self._pruning.carry_out()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until the save in flight is committed, and what follows it is done.
+
+        Raises:
+            StorageError: kind `storage-timeout`: it is not, after `timeout_s`. Else its error.
+        """
+        if self._after is not None:
+            done, _ = concurrent.futures.wait([self._after], timeout=timeout_s)
+            if not done:
+                raise StorageError(
+                    "the save in flight is not done yet",
+                    reason="timeout",
+                    where=self._future.name if self._future else "",
+                    retryable=True,
+                    do="wait longer",
+                )
+        self._settle()
+
+    def _wait_for_clean_up(self) -> None:
+        if self._after is not None:
+            concurrent.futures.wait([self._after])
+
+    def close(self) -> None:
+        """Wait for the save in flight and put signal handlers back."""
+        try:
+            self.wait()
+        finally:
+            if self._preemption is not None:
+                self._preemption.uninstall()
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except Exception as mine:
+            if error is None:
+                raise
+            error.add_note(f"ckptfmt: besides, a save failed: {mine}")
+
+    def _tell(self, kind: str, checkpoint: str | None = None, step: int | None = None, **parts: Any) -> None:
+        """An event for every hook; none of them can cost a checkpoint."""
+        event = Event(kind, time.time(), checkpoint, step, **parts)
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:
+                _log.exception("a hook failed at %s", kind)
+
+
+def _step(step: int) -> int:
+    found = whole_number(step)
+    if found is None:
+        raise _wrong("step= as a whole number", "None")
+    return found
+
+
+def _job() -> str:
+    """What tells this job from others on the same file system."""
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "TORCHELASTIC_RUN_ID"):
+        if os.environ.get(name):
+            return f"{name}={os.environ[name]}"
+    return f"{platform.node()}/{os.getpid()}"
+
+
+def _wrong(expected: str, found: str) -> UsageError:
+    return UsageError(
+        "this manager cannot be made",
+        reason="manager",
+        expected=expected,
+        found=found,
+        do="see help(ckptfmt.Manager)",
+    )

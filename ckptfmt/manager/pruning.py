@@ -1,0 +1,90 @@
+"""Carrying out what `keep` decides: delete behind a newer checkpoint that was read whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckptfmt.engine import Store
+from ckptfmt.errors import CorruptError, NotFoundError, UsageError
+from ckptfmt.manager.keep import Decision, Keep, decide
+from ckptfmt.types import CheckpointInfo
+
+MARK = "manager"
+"""In `CheckpointInfo.writer`: a manager wrote it, and may delete it."""
+
+
+@dataclass(slots=True)
+class Pruning:
+    """What was verified when, by (name, digest), and what follows for the old ones.
+
+    Attributes:
+        deleted: Told of each checkpoint that was deleted, and why.
+        damaged: Told of a newer one that did not verify: nothing is deleted behind it.
+    """
+
+    store: Store
+    policy: Keep | None
+    verify_within_s: float
+    deleted: Callable[[Decision], None]
+    damaged: Callable[[CheckpointInfo, CorruptError], None]
+    _verified_s: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def was_read(self, info: CheckpointInfo) -> None:
+        """Every byte of it was read and checked just now."""
+        self._verified_s[info.name, info.digest] = time.monotonic()
+
+    def decide(self) -> list[Decision]:
+        """Of all that are there now; changes nothing and reads no data."""
+        return decide(
+            self.store.checkpoints(),
+            self.policy,
+            tags=self.store.tags(),
+            verified=self._is_verified,
+            ours=is_ours,
+        )
+
+    def _is_verified(self, info: CheckpointInfo) -> bool:
+        read_s = self._verified_s.get((info.name, info.digest))
+        return read_s is not None and time.monotonic() - read_s <= self.verify_within_s
+
+    def carry_out(self) -> list[Decision]:
+        """Verify the newest if old ones wait for that, then delete what no rule keeps."""
+        decisions = self.decide()
+        if any(decision.waits for decision in decisions) and self._verify_newest():
+            decisions = self.decide()
+        for decision in decisions:
+            if not decision.kept:
+                try:
+                    self.store.delete(decision.name)
+                except (NotFoundError, UsageError):
+                    continue  # deleted, or tagged, by somebody else meanwhile
+                self.deleted(decision)
+        return decisions
+
+    def _verify_newest(self) -> bool:
+        info = self.store.latest()
+        if info is None:
+            return False
+        report = self.store.verify(info.name)
+        if report.ok:
+            self.was_read(info)
+            return True
+        damage = report.problems[0]
+        self.damaged(
+            info,
+            CorruptError(
+                "the newest checkpoint is damaged: no older one is deleted",
+                reason="unverified",
+                where=info.name,
+                found=f"{damage.file}: {damage.reason}",
+                do="the next save writes the damaged data anew; see ckptfmt verify",
+            ),
+        )
+        return False
+
+
+def is_ours(info: CheckpointInfo) -> bool:
+    """Whether a manager wrote it."""
+    return info.writer.endswith(MARK)
