@@ -26,6 +26,12 @@ _PUBLIC = {
     "StoredTensor": "ckptfmt.engine",
     "convert": "ckptfmt.foreign",
     "open_foreign": "ckptfmt.foreign",
+    "Manager": "ckptfmt.manager",
+    "LossGuard": "ckptfmt.manager",
+    "Preemption": "ckptfmt.manager",
+    "Verdict": "ckptfmt.manager",
+    "Decision": "ckptfmt.manager",
+    "Loaded": "ckptfmt.manager",
     "Event": "ckptfmt.events",
     "CheckpointInfo": "ckptfmt.types",
     "RestoreReport": "ckptfmt.types",
@@ -50,7 +56,12 @@ _PUBLIC = {
     "InternalError": "ckptfmt.errors",
     "CkptWarning": "ckptfmt.errors",
 }
-_SUBPACKAGES = ("torch", "tensorflow")
+_MODULES = {
+    "keep": "ckptfmt.manager.keep",
+    "tensorflow": "ckptfmt.tensorflow",
+    "torch": "ckptfmt.torch",
+    "when": "ckptfmt.manager.when",
+}
 
 __all__ = [*sorted(_PUBLIC), "__version__"]
 
@@ -58,8 +69,8 @@ __all__ = [*sorted(_PUBLIC), "__version__"]
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    elif name in _SUBPACKAGES:
-        value = importlib.import_module(f"ckptfmt.{name}")
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
     else:
         raise AttributeError(f"module 'ckptfmt' has no attribute {name!r}")
     globals()[name] = value
@@ -67,7 +78,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC, *_SUBPACKAGES})
+    return sorted({*globals(), *_PUBLIC, *_MODULES})
 
 
 if TYPE_CHECKING:
@@ -103,6 +114,16 @@ if TYPE_CHECKING:
     )
     from ckptfmt.events import Event as Event
     from ckptfmt.foreign import convert as convert, open_foreign as open_foreign
+    from ckptfmt.manager import (
+        Decision as Decision,
+        Loaded as Loaded,
+        LossGuard as LossGuard,
+        Manager as Manager,
+        Preemption as Preemption,
+        Verdict as Verdict,
+        keep as keep,
+        when as when,
+    )
     from ckptfmt.types import (
         CheckpointInfo as CheckpointInfo,
         ConvertReport as ConvertReport,

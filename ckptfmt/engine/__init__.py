@@ -28,22 +28,37 @@ _HOMES = {
     "Memory": "adapter",
     "ObjectKind": "adapter",
     "PerRank": "ranks",
+    "RestoreRequest": "restore",
     "SaveFuture": "background",
+    "SaveOptions": "plan",
+    "SaveRequest": "save",
     "Staged": "adapter",
     "Store": "store",
     "StoredLeaf": "adapter",
     "StoredTensor": "open",
     "Target": "adapter",
     "TensorSource": "adapter",
+    "annotate": "notes",
+    "check_metadata": "notes",
+    "check_metrics": "notes",
     "fill_boxes": "fill",
     "flatten": "tree",
-    "per_rank": "ranks",
+    "load_like": "restore",
+    "load_tree": "restore",
+    "named_leaves": "walk",
     "nearest": "select",
     "parse_where": "where",
+    "per_rank": "ranks",
     "register_type": "registered",
     "remember": "lineage",
+    "restore_tree": "restore",
+    "save_in_background": "background",
+    "save_tree": "save",
     "select_positions": "select",
+    "settle": "background",
+    "source_of": "restore",
     "unflatten": "tree",
+    "whole_number": "where",
 }
 
 __all__ = [
@@ -62,23 +77,38 @@ __all__ = [
     "Memory",
     "ObjectKind",
     "PerRank",
+    "RestoreRequest",
     "SaveFuture",
+    "SaveOptions",
+    "SaveRequest",
     "Staged",
     "Store",
     "StoredLeaf",
     "StoredTensor",
     "Target",
     "TensorSource",
+    "annotate",
     "api",
+    "check_metadata",
+    "check_metrics",
     "fill_boxes",
     "flatten",
+    "load_like",
+    "load_tree",
+    "named_leaves",
     "nearest",
     "parse_where",
     "per_rank",
     "register_type",
     "remember",
+    "restore_tree",
+    "save_in_background",
+    "save_tree",
     "select_positions",
+    "settle",
+    "source_of",
     "unflatten",
+    "whole_number",
 ]
 
 
@@ -92,68 +122,49 @@ def __getattr__(name: str) -> Any:
 
 if TYPE_CHECKING:
     from ckptfmt.engine import api as api
-    from ckptfmt.engine.adapter import (
-        ORDER_OPTIMIZER as ORDER_OPTIMIZER,
-    )
-    from ckptfmt.engine.adapter import (
-        ORDER_RNG as ORDER_RNG,
-    )
-    from ckptfmt.engine.adapter import (
-        ORDER_TENSOR as ORDER_TENSOR,
-    )
-    from ckptfmt.engine.adapter import (
-        ORDER_USER_CODE as ORDER_USER_CODE,
-    )
-    from ckptfmt.engine.adapter import (
-        Adapter as Adapter,
-    )
-    from ckptfmt.engine.adapter import (
-        Captured as Captured,
-    )
-    from ckptfmt.engine.adapter import (
-        Comparison as Comparison,
-    )
-    from ckptfmt.engine.adapter import (
-        MatchBy as MatchBy,
-    )
-    from ckptfmt.engine.adapter import (
-        Memory as Memory,
-    )
-    from ckptfmt.engine.adapter import (
-        ObjectKind as ObjectKind,
-    )
-    from ckptfmt.engine.adapter import (
-        Staged as Staged,
-    )
-    from ckptfmt.engine.adapter import (
-        StoredLeaf as StoredLeaf,
-    )
-    from ckptfmt.engine.adapter import (
-        Target as Target,
-    )
-    from ckptfmt.engine.adapter import (
-        TensorSource as TensorSource,
-    )
+    from ckptfmt.engine.adapter import ORDER_OPTIMIZER as ORDER_OPTIMIZER
+    from ckptfmt.engine.adapter import ORDER_RNG as ORDER_RNG
+    from ckptfmt.engine.adapter import ORDER_TENSOR as ORDER_TENSOR
+    from ckptfmt.engine.adapter import ORDER_USER_CODE as ORDER_USER_CODE
+    from ckptfmt.engine.adapter import Adapter as Adapter
+    from ckptfmt.engine.adapter import Captured as Captured
+    from ckptfmt.engine.adapter import Comparison as Comparison
+    from ckptfmt.engine.adapter import MatchBy as MatchBy
+    from ckptfmt.engine.adapter import Memory as Memory
+    from ckptfmt.engine.adapter import ObjectKind as ObjectKind
+    from ckptfmt.engine.adapter import Staged as Staged
+    from ckptfmt.engine.adapter import StoredLeaf as StoredLeaf
+    from ckptfmt.engine.adapter import Target as Target
+    from ckptfmt.engine.adapter import TensorSource as TensorSource
     from ckptfmt.engine.background import SaveFuture as SaveFuture
+    from ckptfmt.engine.background import save_in_background as save_in_background
+    from ckptfmt.engine.background import settle as settle
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
     from ckptfmt.engine.lineage import remember as remember
+    from ckptfmt.engine.notes import annotate as annotate
+    from ckptfmt.engine.notes import check_metadata as check_metadata
+    from ckptfmt.engine.notes import check_metrics as check_metrics
     from ckptfmt.engine.open import Checkpoint as Checkpoint
     from ckptfmt.engine.open import StoredTensor as StoredTensor
+    from ckptfmt.engine.plan import SaveOptions as SaveOptions
     from ckptfmt.engine.ranks import PerRank as PerRank
     from ckptfmt.engine.ranks import per_rank as per_rank
     from ckptfmt.engine.registered import register_type as register_type
-    from ckptfmt.engine.select import (
-        Matcher as Matcher,
-    )
-    from ckptfmt.engine.select import (
-        nearest as nearest,
-    )
-    from ckptfmt.engine.select import (
-        select_positions as select_positions,
-    )
+    from ckptfmt.engine.restore import RestoreRequest as RestoreRequest
+    from ckptfmt.engine.restore import load_like as load_like
+    from ckptfmt.engine.restore import load_tree as load_tree
+    from ckptfmt.engine.restore import restore_tree as restore_tree
+    from ckptfmt.engine.restore import source_of as source_of
+    from ckptfmt.engine.save import SaveRequest as SaveRequest
+    from ckptfmt.engine.save import save_tree as save_tree
+    from ckptfmt.engine.select import Matcher as Matcher
+    from ckptfmt.engine.select import nearest as nearest
+    from ckptfmt.engine.select import select_positions as select_positions
     from ckptfmt.engine.store import Store as Store
     from ckptfmt.engine.tree import FRAMEWORK as FRAMEWORK
     from ckptfmt.engine.tree import flatten as flatten
     from ckptfmt.engine.tree import unflatten as unflatten
+    from ckptfmt.engine.walk import named_leaves as named_leaves
     from ckptfmt.engine.where import parse_where as parse_where
+    from ckptfmt.engine.where import whole_number as whole_number

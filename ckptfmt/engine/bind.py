@@ -8,7 +8,7 @@ that give and take their state themselves. Adapters bring their own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -267,6 +267,11 @@ class Staged:
     def __iter__(self) -> Any:
         return iter([*self._comparison.sources, *self._comparison.subtrees])
 
+    def by_name(self) -> Mapping[str, Any]:
+        """Every leaf that is taken, by its name; a tensor that is not in memory is read when it is
+        asked for."""
+        return _ByName(self, self._comparison)
+
     def subtree(self, name: str) -> Any:
         below = self._comparison.subtrees[name]
         prefix = len(name) + 1 if name else 0
@@ -287,6 +292,26 @@ class Staged:
             if not name or at == name or at.startswith(f"{name}/")
         }
         return unflatten(names, leaves, inner, partial=True)
+
+
+class _ByName(Mapping[str, Any]):
+    """What validators see: arrays and plain values."""
+
+    def __init__(self, staged: Staged, comparison: Comparison) -> None:
+        self._staged, self._comparison = staged, comparison
+        self._below = [name for names in comparison.subtrees.values() for name in names]
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._comparison.sources:
+            return self._staged[name]
+        leaf = self._comparison.leaf(name)
+        return self._staged.arrays[leaf.tensor] if leaf.dtype else copy.deepcopy(leaf.value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._comparison.sources, *self._below])
+
+    def __len__(self) -> int:
+        return len(self._comparison.sources) + len(self._below)
 
 
 # -- targets of no framework ---------------------------------------------------------------------

@@ -53,6 +53,8 @@ class RestoreRequest:
     verify: bool = True
     max_nbytes: int | None = None
     progress: Progress = False
+    validate: Callable[[Mapping[str, Any]], None] | None = None
+    """Given what is staged, by name, before any target changes; raises to reject it."""
 
 
 # -- load: a tree of arrays ----------------------------------------------------------------------
@@ -150,6 +152,8 @@ def restore_tree(target: object, source: Source, request: RestoreRequest) -> Res
         _bind_all(targets, comparison, source, request)
     else:
         check_limit(source.nbytes(list(comparison.tensor_rows())), request.max_nbytes)
+        if request.validate is not None:
+            _check_all(comparison, source, request, list(comparison.tensor_rows()))
         _bind_in_groups(targets, comparison, source, request)
     if isinstance(source, CheckpointSource):
         checkpoint = source.checkpoint
@@ -273,6 +277,8 @@ def _bind_all(
     staged = Staged(comparison, arrays)
     staged.cast_all()
     _refuse_overlaps(targets, staged)
+    if request.validate is not None:
+        request.validate(staged.by_name())
     bound: list[Target] = []
     try:
         for target in targets:
@@ -309,6 +315,8 @@ def _check_all(
     staged = Staged(comparison, arrays)
     for name in comparison.casts:
         staged[name]
+    if request.validate is not None:
+        request.validate(staged.by_name())
 
 
 def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:

@@ -91,6 +91,7 @@ class SaveRequest:
     bases: Sequence[At] | None = None
     timeout_s: float = 1800.0
     progress: Progress = False
+    writer: str = f"ckptfmt {__version__}"
     before_commit: Callable[[], None] = lambda: None
     """Called when all data is written, before the index is put: the last chance to raise."""
 
@@ -334,7 +335,7 @@ def _about(backend: Backend, plan: SavePlan, request: SaveRequest, ids: tuple[st
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         txn=bytes.fromhex(txn),
         parent=recall(backend),
-        writer=f"ckptfmt {__version__}",
+        writer=request.writer,
         algorithm=request.options.digest,
         tree_digest=tree_digest,
         metrics=request.metrics,

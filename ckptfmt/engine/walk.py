@@ -153,6 +153,11 @@ def walk(tree: object, *, rank: int = 0) -> Iterator[Visit]:
     yield from below(tree, "", (None, None), 0)
 
 
+def named_leaves(tree: object) -> dict[str, Any]:
+    """The tensors and plain values of a tree by name."""
+    return {visit.name: visit.obj for visit in walk(tree)}
+
+
 def find_peers(tree: object) -> dict[int, list[tuple[str, object]]]:
     """The stateful objects of a tree by `id` of their adapter (of None for the others)."""
     made: dict[int, list[tuple[str, object]]] = {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from ckptfmt.errors import UsageError
@@ -36,7 +36,7 @@ class Verdict:
 Finding = Literal["", "not finite", "spike", "bad resume", "good resume"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LossGuard:
     """Watches a metric (experimental).
 
@@ -55,25 +55,31 @@ class LossGuard:
     metric: str = "loss"
     window: int = 50
     ratio: float = 1.5
-    _values: deque[float] = field(init=False, repr=False, compare=False)
-    _baseline: float | None = field(init=False, default=None, repr=False, compare=False)
-    _since_resume: list[float] | None = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.window) is not int or self.window < 1:
             raise _wrong("window of 1 or more values", repr(self.window))
         if not self.ratio > 1:
             raise _wrong("ratio above 1", repr(self.ratio))
-        self._values = deque(maxlen=self.window + self.recent)
 
     @property
     def recent(self) -> int:
         """How many of the newest values a spike is judged by."""
         return max(1, self.window // 10)
 
+
+class LossWatch:
+    """What a guard has seen so far."""
+
+    def __init__(self, guard: LossGuard) -> None:
+        self._guard = guard
+        self._values: deque[float] = deque(maxlen=guard.window + guard.recent)
+        self._baseline: float | None = None
+        self._since_resume: list[float] | None = None
+
     def mean(self) -> float | None:
         """Of the last `window` values, or of what there is; None if there are none."""
-        values = list(self._values)[-self.window :]
+        values = list(self._values)[-self._guard.window :]
         return math.fsum(values) / len(values) if values else None
 
     def resumed(self, baseline: float | None) -> None:
@@ -94,10 +100,10 @@ class LossGuard:
         found = self._resume(value)
         if found:
             return found
-        older = list(self._values)[: -self.recent]
-        if len(older) == self.window:
-            newer = list(self._values)[-self.recent :]
-            if math.fsum(newer) / len(newer) > self.ratio * math.fsum(older) / len(older):
+        older = list(self._values)[: -self._guard.recent]
+        if len(older) == self._guard.window:
+            newer = list(self._values)[-self._guard.recent :]
+            if math.fsum(newer) / len(newer) > self._guard.ratio * math.fsum(older) / len(older):
                 self._values.clear()  # said once: what follows is another state, or the same trouble
                 return "spike"
         return ""
@@ -106,11 +112,11 @@ class LossGuard:
         if self._since_resume is None or self._baseline is None:
             return ""
         self._since_resume.append(value)
-        if len(self._since_resume) < self.window:
+        if len(self._since_resume) < self._guard.window:
             return ""
         mean = math.fsum(self._since_resume) / len(self._since_resume)
         self._since_resume = None
-        return "bad resume" if mean > self.ratio * self._baseline else "good resume"
+        return "bad resume" if mean > self._guard.ratio * self._baseline else "good resume"
 
 
 def _wrong(expected: str, found: str) -> UsageError:

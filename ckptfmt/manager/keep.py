@@ -7,6 +7,7 @@ union.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,16 +16,16 @@ from ckptfmt.errors import UsageError
 from ckptfmt.types import CheckpointInfo
 
 
-class Keep:
+class Keep(ABC):
     """A policy; `a | b` keeps what one of them keeps."""
 
+    @abstractmethod
     def reasons(self, found: Sequence[CheckpointInfo]) -> dict[str, str]:
         """Name -> why it is kept, of those that are.
 
         Args:
             found: All checkpoints, oldest first: by step, those without one first.
         """
-        raise NotImplementedError
 
     def __or__(self, other: Keep) -> Keep:
         return _Union(self, other)

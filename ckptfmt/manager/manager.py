@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import errno
-import logging
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ckptfmt import __version__
@@ -26,7 +23,7 @@ from ckptfmt.engine import (
     check_metrics,
     load_like,
     load_tree,
-    named_arrays,
+    named_leaves,
     parse_where,
     restore_tree,
     save_in_background,
@@ -37,20 +34,20 @@ from ckptfmt.engine import (
 )
 from ckptfmt.errors import NotFoundError, StorageError, UsageError, warn
 from ckptfmt.events import Event
-from ckptfmt.format import step_name
+from ckptfmt.format import parse_codec, step_name
+from ckptfmt.manager.aftermath import Aftermath, Started, log, teller
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.healing import Healing, Validator
 from ckptfmt.manager.keep import Decision, Keep, best_of, last
 from ckptfmt.manager.pace import Pace
 from ckptfmt.manager.preemption import Preemption
-from ckptfmt.manager.pruning import MARK, Pruning
+from ckptfmt.manager.pruning import MARK
 from ckptfmt.manager.watching import Watching
 from ckptfmt.manager.when import When, every
 from ckptfmt.types import At, CheckpointInfo, Plain, Rejected, RestoreReport, Select, StrPath
 
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}
-_log = logging.getLogger("ckptfmt.manager")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +110,19 @@ class Manager:
             raise _wrong('when_busy "wait" or "skip"', repr(when_busy))
         if on_error not in ("raise", "continue"):
             raise _wrong('on_error "raise" or "continue"', repr(on_error))
+        for text in [codec] if isinstance(codec, str) else codec.values():
+            parse_codec(text)  # refused now, not at the first save
         self._keep = last(keep) if isinstance(keep, int) else keep
         policy = every(steps=save_when) if isinstance(save_when, int) else save_when
         self._pace = Pace(policy, _job(), time.monotonic())
         self._asynchronous, self._when_busy = asynchronous, when_busy
-        self._hooks, self._validate = tuple(hooks), tuple(validate)
+        self._tell, self._validate = teller(tuple(hooks)), tuple(validate)
         self._watching = Watching(self.store, guard, self._tell)
         self._preemption = preemption
         self._on_error, self._options = on_error, SaveOptions(codec=codec)
-        self._pruning = Pruning(
-            self.store, self._keep, verify_within_s, self._deleted, self._unverified
-        )
+        self._aftermath = Aftermath(self.store, self._keep, verify_within_s, self._pace, self._tell)
         self._aside: dict[str, str] = {}
-        self._future: SaveFuture | None = None
-        self._after: concurrent.futures.Future[None] | None = None
+        self._last: Started | None = None
         if preemption is not None:
             preemption.install()
 
@@ -199,7 +195,7 @@ class Manager:
             info, check = checkpoint.info, healing.check(checkpoint.info)
             tree = load_tree(checkpoint)
             if check is not None:
-                check(named_arrays(tree))
+                check(named_leaves(tree))
             made = tree if like is None else load_like(like, tree, RestoreRequest())
             return Loaded(made, info, RestoreReport(info, info.step or 0, checkpoint.names()))
 
@@ -235,12 +231,10 @@ class Manager:
             for step in self.store.steps()
             if info.step is not None and step > info.step
         } | {bad.checkpoint: bad.reason for bad in healing.rejected}
-        self._pruning.was_read(info)
+        self._aftermath.pruning.was_read(info)
         self._pace.restored(info.step or 0, time.monotonic())
         self._watching.resumed(info)
-        self._tell(
-            "restore.done", info.name, info.step, seconds=time.monotonic() - started_s
-        )
+        self._tell("restore.done", info.name, info.step, seconds=time.monotonic() - started_s)
         return made
 
     def _rejected(self, rejected: Rejected, error: BaseException | None) -> None:
@@ -281,10 +275,10 @@ class Manager:
         if not (self.should_save(step) or force or stopping):
             return None
         must = force or stopping is not None
-        if self._future is not None and not self._future.done():
-            if self._when_busy == "skip" and not must:
-                self._tell("save.skipped", step_name(step), step)
-                return None
+        busy = self._last is not None and not self._last.future.done()
+        if busy and self._when_busy == "skip" and not must:
+            self._tell("save.skipped", step_name(step), step)
+            return None
         future = self._save(tree, step, metrics, metadata)
         if stopping is not None:
             self._leave(stopping, future, step)
@@ -308,15 +302,14 @@ class Manager:
             writer=f"ckptfmt {__version__} {MARK}",
         )
         backend = self.store.backend
+        self._settle()
         try:
-            self._settle()
             self._set_aside()
             started_s = time.monotonic()
             self._tell("save.start", name, step)
             if self._asynchronous:
                 future = save_in_background(tree, backend, request)
             else:
-                settle(backend)
                 future = SaveFuture(name)
                 future.staged = True
                 future.set_result(save_tree(tree, backend, request))
@@ -324,26 +317,21 @@ class Manager:
             self._tell("save.error", name, step, error=error)
             if self._on_error == "raise" or isinstance(error, UsageError):
                 raise
-            _log.error("the save of %s failed: %s", name, error)
+            log.error("the save of %s failed: %s", name, error)
             return None
         stall_s = time.monotonic() - started_s
         self._pace.saved(stall_s, time.monotonic())
         self._tell("save.staged", name, step, seconds=stall_s)
-        self._future, self._after = future, concurrent.futures.Future()
-        future.add_done_callback(partial(self._finished, step, started_s, stall_s, self._after))
+        save = Started(step, started_s, stall_s, future, concurrent.futures.Future())
+        self._last = save
+        quiet = self._on_error == "continue"
+        future.add_done_callback(lambda _: self._aftermath.finished(save, quiet=quiet))
         return future
 
     def _settle(self) -> None:
         """The save before is over, and what follows it; its error is raised if nobody has seen it."""
-        future, after = self._future, self._after
-        self._future = self._after = None
-        if future is None or after is None:
-            return
-        concurrent.futures.wait([after])
-        if self._on_error == "raise" and not future.cancelled():
-            error = future.unasked()
-            if error is not None:
-                raise error
+        self._wait_for_clean_up()
+        settle(self.store.backend)
 
     def _set_aside(self) -> None:
         """Going on from an older checkpoint: the newer ones are of another line now."""
@@ -354,70 +342,16 @@ class Manager:
             except NotFoundError:
                 continue  # deleted meanwhile
 
-    def _finished(
-        self,
-        step: int,
-        started_s: float,
-        stall_s: float,
-        after: concurrent.futures.Future[None],
-        future: concurrent.futures.Future[CheckpointInfo],
-    ) -> None:
-        """In the save's own thread: say what came of it, and clean up behind it."""
-        assert isinstance(future, SaveFuture)
-        seconds = time.monotonic() - started_s
-        self._pace.done(stall_s, seconds)
-        try:
-            error = None if future.cancelled() else concurrent.futures.Future.exception(future)
-            if future.cancelled():
-                self._tell("save.skipped", future.name, step, data={"reason": "cancelled"})
-            elif error is not None:
-                self._failed(future, step, error)
-            else:
-                info = concurrent.futures.Future.result(future)
-                self._tell(
-                    "save.commit",
-                    info.name,
-                    step,
-                    seconds=seconds,
-                    nbytes=info.written_nbytes,
-                    total_nbytes=info.nbytes,
-                    data={"stall_s": stall_s, **info.metrics},
-                )
-                self._clean_up()
-        except Exception as error:
-            _log.exception("cleaning up after %s failed", future.name)
-            self._tell("save.error", future.name, step, error=error)
-        finally:
-            after.set_result(None)
-
-    def _failed(self, future: SaveFuture, step: int, error: BaseException) -> None:
-        self._tell("save.error", future.name, step, error=error)
-        if self._on_error == "continue":
-            future.exception()  # nobody else is to ask for it
-            _log.error("the save of %s failed: %s", future.name, error)
-        if isinstance(error, StorageError) and error.errno == errno.ENOSPC:
-            # The space of what is deleted already comes back at once: the next save needs it.
-            self.store.gc(grace_s=0)
-
-    def _clean_up(self) -> None:
-        if self._keep is None:
-            return
-        decisions = self._pruning.carry_out()
-        if any(not decision.kept for decision in decisions):
-            self.store.gc()
-
-    def _deleted(self, decision: Decision) -> None:
-        self._tell("delete", decision.name, decision.step, data={"reason": decision.reason})
-
-    def _unverified(self, info: CheckpointInfo, error: Exception) -> None:
-        self._tell("save.error", info.name, info.step, error=error)
-        _log.error("%s", error)
-
     def _leave(self, preemption: Preemption, future: SaveFuture | None, step: int) -> None:
         """The job must go: wait for the last save, within the deadline."""
         if future is not None:
             concurrent.futures.wait([future], timeout=preemption.left_s)
-        durable = future is not None and future.done() and not future.unseen_error()
+        durable = (
+            future is not None
+            and future.done()
+            and not future.cancelled()
+            and concurrent.futures.Future.exception(future) is None
+        )
         self._tell("preempt", step_name(step), step, data={"durable": durable})
         if preemption.exit_code is not None and durable:
             raise SystemExit(preemption.exit_code)
@@ -451,8 +385,8 @@ class Manager:
 
     def annotate(self, step: int, **metrics: float) -> None:
         """Add metrics that come after the commit; waits for that step's save."""
-        if self._future is not None and self._future.name == step_name(_step(step)):
-            concurrent.futures.wait([self._future])
+        if self._last is not None and self._last.step == _step(step):
+            concurrent.futures.wait([self._last.future])
         self.store.annotate(step, metrics=metrics)
 
     def prune(self, *, dry_run: bool = False) -> list[Decision]:
@@ -462,7 +396,7 @@ class Manager:
             dry_run: Decide, and change nothing.
         """
         self._wait_for_clean_up()
-        return self._pruning.decide() if dry_run else self._pruning.carry_out()
+        return self._aftermath.pruning.decide() if dry_run else self._aftermath.pruning.carry_out()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until the save in flight is committed, and what follows it is done.
@@ -470,21 +404,21 @@ class Manager:
         Raises:
             StorageError: kind `storage-timeout`: it is not, after `timeout_s`. Else its error.
         """
-        if self._after is not None:
-            done, _ = concurrent.futures.wait([self._after], timeout=timeout_s)
+        if self._last is not None:
+            done, _ = concurrent.futures.wait([self._last.after], timeout=timeout_s)
             if not done:
                 raise StorageError(
                     "the save in flight is not done yet",
                     reason="timeout",
-                    where=self._future.name if self._future else "",
+                    where=self._last.future.name,
                     retryable=True,
                     do="wait longer",
                 )
         self._settle()
 
     def _wait_for_clean_up(self) -> None:
-        if self._after is not None:
-            concurrent.futures.wait([self._after])
+        if self._last is not None:
+            concurrent.futures.wait([self._last.after])
 
     def close(self) -> None:
         """Wait for the save in flight and put signal handlers back."""
@@ -504,15 +438,6 @@ class Manager:
             if error is None:
                 raise
             error.add_note(f"ckptfmt: besides, a save failed: {mine}")
-
-    def _tell(self, kind: str, checkpoint: str | None = None, step: int | None = None, **parts: Any) -> None:
-        """An event for every hook; none of them can cost a checkpoint."""
-        event = Event(kind, time.time(), checkpoint, step, **parts)
-        for hook in self._hooks:
-            try:
-                hook(event)
-            except Exception:
-                _log.exception("a hook failed at %s", kind)
 
 
 def _step(step: int) -> int:

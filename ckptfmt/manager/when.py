@@ -1,13 +1,14 @@
 """When to save. Policies are pure: a `Look` in, yes or no out; `|` and `&` combine them.
 
-    when.every(steps=500) | when.every(minutes=30, jitter=0.1)
-    when.staged({1000: 50, None: 300})
-    when.young_daly(failures_per_day=2, max_overhead=0.01)
+when.every(steps=500) | when.every(minutes=30, jitter=0.1)
+when.staged({1000: 50, None: 300})
+when.young_daly(failures_per_day=2, max_overhead=0.01)
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -59,11 +60,12 @@ class Look:
     costs: Costs | None = None
 
 
-class When:
+class When(ABC):
     """A policy; `a | b` is due when one is, `a & b` when both are at the same look."""
 
+    @abstractmethod
     def due(self, look: Look) -> bool:
-        raise NotImplementedError
+        """Whether a save is due."""
 
     def __or__(self, other: When) -> When:
         return _Both(self, other, all_of=False)
@@ -147,9 +149,7 @@ def unit(job: str, number: int) -> float:
     return int.from_bytes(hashed, "little") / 2**63 - 1
 
 
-def every(
-    *, steps: int | None = None, minutes: float | None = None, jitter: float = 0.0
-) -> When:
+def every(*, steps: int | None = None, minutes: float | None = None, jitter: float = 0.0) -> When:
     """Every so many steps, or minutes.
 
     Args:
@@ -186,9 +186,7 @@ def staged(stages: Mapping[int | None, int]) -> When:
     return _Steps(tuple(made))
 
 
-def young_daly(
-    *, failures_per_day: float, max_overhead: float = 0.01, jitter: float = 0.0
-) -> When:
+def young_daly(*, failures_per_day: float, max_overhead: float = 0.01, jitter: float = 0.0) -> When:
     """As often as pays: from the measured cost of a save and how often the job fails.
 
     The first save is due at once, to measure. A save costs its stall and what training slowed down

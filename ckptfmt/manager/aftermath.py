@@ -1,0 +1,120 @@
+"""What follows a save, in the save's own thread: say what came of it, and clean up behind it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ckptfmt.engine import SaveFuture, Store
+from ckptfmt.errors import StorageError
+from ckptfmt.events import Event
+from ckptfmt.manager.keep import Decision, Keep
+from ckptfmt.manager.pace import Pace
+from ckptfmt.manager.pruning import Pruning
+from ckptfmt.types import CheckpointInfo
+
+log = logging.getLogger("ckptfmt.manager")
+
+
+class Tell(Protocol):
+    def __call__(
+        self, kind: str, checkpoint: str | None = None, step: int | None = None, **parts: Any
+    ) -> None: ...
+
+
+def teller(hooks: Sequence[Callable[[Event], None]]) -> Tell:
+    """Gives an event to every hook; none of them can cost a checkpoint."""
+
+    def tell(
+        kind: str, checkpoint: str | None = None, step: int | None = None, **parts: Any
+    ) -> None:
+        event = Event(kind, time.time(), checkpoint, step, **parts)
+        for hook in hooks:
+            try:
+                hook(event)
+            except Exception:
+                log.exception("a hook failed at %s", kind)
+
+    return tell
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A save that is under way. `after` is done once all that follows it is."""
+
+    step: int
+    started_s: float
+    stall_s: float
+    future: SaveFuture
+    after: concurrent.futures.Future[None]
+
+
+class Aftermath:
+    """Of one manager's saves."""
+
+    def __init__(
+        self, store: Store, policy: Keep | None, verify_within_s: float, pace: Pace, tell: Tell
+    ) -> None:
+        self._store, self._policy, self._pace, self._tell = store, policy, pace, tell
+        self.pruning = Pruning(store, policy, verify_within_s, self._deleted, self._unverified)
+
+    def finished(self, save: Started, *, quiet: bool) -> None:
+        """Call it once the save's future is done.
+
+        Args:
+            quiet: A failed save is told and logged here, and nobody else is to ask for its error.
+        """
+        future, name = save.future, save.future.name
+        seconds = time.monotonic() - save.started_s
+        self._pace.done(save.stall_s, seconds)
+        try:
+            if future.cancelled():
+                self._tell("save.skipped", name, save.step, data={"reason": "cancelled"})
+                return
+            error = concurrent.futures.Future.exception(future)
+            if error is not None:
+                self._failed(save, error, quiet=quiet)
+                return
+            info = concurrent.futures.Future.result(future)
+            self._tell(
+                "save.commit",
+                info.name,
+                save.step,
+                seconds=seconds,
+                nbytes=info.written_nbytes,
+                total_nbytes=info.nbytes,
+                data={"stall_s": save.stall_s, **info.metrics},
+            )
+            self._clean_up()
+        except Exception as error:
+            log.exception("cleaning up after %s failed", name)
+            self._tell("save.error", name, save.step, error=error)
+        finally:
+            save.after.set_result(None)
+
+    def _failed(self, save: Started, error: BaseException, *, quiet: bool) -> None:
+        self._tell("save.error", save.future.name, save.step, error=error)
+        if quiet:
+            save.future.exception()
+            log.error("the save of %s failed: %s", save.future.name, error)
+        if isinstance(error, StorageError) and error.errno == errno.ENOSPC:
+            # The space of what is deleted already comes back at once: the next save needs it.
+            self._store.gc(grace_s=0)
+
+    def _clean_up(self) -> None:
+        if self._policy is None:
+            return
+        if any(not decision.kept for decision in self.pruning.carry_out()):
+            self._store.gc()
+
+    def _deleted(self, decision: Decision) -> None:
+        self._tell("delete", decision.name, decision.step, data={"reason": decision.reason})
+
+    def _unverified(self, info: CheckpointInfo, error: Exception) -> None:
+        self._tell("save.error", info.name, info.step, error=error)
+        log.error("%s", error)

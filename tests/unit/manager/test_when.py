@@ -1,0 +1,147 @@
+"""When to save: policies over runs whose clock and steps are made up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptfmt import UsageError, when
+from ckptfmt.manager.pace import Pace
+from ckptfmt.manager.when import Costs, Look, When, unit, young_daly_s
+
+
+def due_at(policy: When, steps: Iterable[int], *, step_s: float = 1.0, start: int = 0) -> list[int]:
+    """The steps at which a run that takes `step_s` a step is told to save."""
+    pace = Pace(policy, "job", 0.0)
+    pace.restored(start, start * step_s)
+    made = []
+    for step in steps:
+        if pace.is_due(step, step * step_s):
+            made.append(step)
+            pace.saved(0.0, step * step_s)
+    return made
+
+
+def test_every_so_many_steps_counts_multiples() -> None:
+    assert due_at(when.every(steps=500), range(1, 1700)) == [500, 1000, 1500]
+    assert due_at(when.every(steps=500), range(1001, 1700), start=1000) == [1500]
+
+
+def test_a_multiple_that_is_stepped_over_is_not_missed() -> None:
+    assert due_at(when.every(steps=100), range(30, 400, 70)) == [100, 240, 310]
+
+
+def test_every_so_many_minutes_counts_from_the_last_save() -> None:
+    assert due_at(when.every(minutes=1), range(1, 200), step_s=7.0) == list(range(9, 200, 9))
+
+
+def test_jitter_spreads_jobs_and_stays_in_its_bounds() -> None:
+    policy = when.every(minutes=1, jitter=0.2)
+    first = set()
+    for job in range(50):
+        look = [Look(1, 0, now, 0.0, 0, f"job-{job}") for now in range(40, 80)]
+        first.add(next(at.now_s for at in look if policy.due(at)))
+    assert min(first) >= 48
+    assert max(first) <= 72
+    assert len(first) > 10
+
+
+def test_stages_are_dense_first() -> None:
+    policy = when.staged({1000: 50, None: 300})
+    assert due_at(policy, range(1, 1900)) == [*range(50, 1001, 50), 1200, 1500, 1800]
+    assert due_at(when.staged({10: 5}), range(1, 40)) == [5, 10]
+
+
+def test_or_is_due_when_one_is_and_and_when_both_are() -> None:
+    steps, time = when.every(steps=10), when.every(minutes=1)
+    assert due_at(steps | time, range(1, 31), step_s=4.0) == [10, 20, 30]
+    assert due_at(steps | time, range(1, 31), step_s=8.0) == [8, 10, 18, 20, 28, 30]
+    assert due_at(steps & time, range(1, 61), step_s=4.0) == [20, 40, 60]
+
+
+def test_asked_twice_at_one_step_the_answer_is_the_same_until_it_saves() -> None:
+    pace = Pace(when.every(steps=5), "job", 0.0)
+    pace.restored(0, 0.0)
+    assert [pace.is_due(5, 1.0), pace.is_due(5, 2.0)] == [True, True]
+    pace.saved(0.1, 2.0)
+    assert not pace.is_due(5, 3.0)
+
+
+def test_young_daly_measures_with_its_first_save_and_then_keeps_the_optimum() -> None:
+    policy = when.young_daly(failures_per_day=24, max_overhead=0.1)
+    assert policy.due(Look(1, 0, 1.0, 0.0))
+    assert not policy.due(Look(2, 1, 9e9, 0.0, saves=1))  # the first is still in flight
+    costs = Costs(stall_s=2.0, slow_s=0.0, persist_s=10.0)
+    interval = young_daly_s(costs, 3600.0, 0.1)
+    assert interval == pytest.approx(math.sqrt(2 * 2 * 3600), rel=0.05)
+    assert not policy.due(Look(9, 8, interval - 1, 0.0, 1, "", costs))
+    assert policy.due(Look(9, 8, interval + 1, 0.0, 1, "", costs))
+
+
+def test_young_daly_is_bound_by_the_overhead_and_by_how_long_a_save_takes() -> None:
+    assert young_daly_s(Costs(10.0, 10.0, 30.0), 1e3, 0.01) == 2000.0
+    assert young_daly_s(Costs(0.001, 0.0, 500.0), 1e4, 0.5) == 500.0
+    assert young_daly_s(Costs(500.0, 0.0, 1.0), 100.0, 0.9) == pytest.approx(500 / 0.9)
+
+
+@given(st.floats(0.01, 15), st.floats(60, 1e6))
+def test_no_other_fixed_interval_wastes_much_less_than_young_daly(cost: float, mean: float) -> None:
+    """Waste per second of a fixed interval under exponential failures, in closed form."""
+
+    def waste(interval: float) -> float:
+        # Expected time to get `interval` seconds of work done, with restarts at no cost.
+        return mean * math.expm1(min(600.0, (interval + cost) / mean)) / interval - 1
+
+    best = min(waste(cost * 1.1**n) for n in range(-20, 160))
+    assert waste(young_daly_s(Costs(cost, 0, 0), mean, 0.999)) <= best * 1.05 + 1e-9
+
+
+def test_costs_are_measured_with_and_without_a_save_in_flight() -> None:
+    pace = Pace(when.every(steps=10), "job", 0.0)
+    pace.restored(0, 0.0)
+    now = 0.0
+    for step in range(1, 11):
+        now += 1.0
+        pace.is_due(step, now)
+    now += 0.5  # the stall
+    pace.saved(0.5, now)
+    for step in range(11, 15):
+        now += 1.25  # a quarter slower while the save runs
+        pace.is_due(step, now)
+    pace.done(0.5, 6.0)
+    assert pace.costs is not None
+    assert pace.costs.stall_s == 0.5
+    assert pace.costs.slow_s == pytest.approx(1.0)
+    assert pace.costs.persist_s == 6.0
+
+
+def test_units_are_the_same_for_the_same_job_and_spread_over_the_range() -> None:
+    found = [unit(f"job-{n}", 0) for n in range(1000)]
+    assert found == [unit(f"job-{n}", 0) for n in range(1000)]
+    assert -1 <= min(found) < -0.9
+    assert 0.9 < max(found) < 1
+    assert abs(sum(found) / 1000) < 0.1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: when.every(),
+        lambda: when.every(steps=0),
+        lambda: when.every(steps=1.5),  # type: ignore[arg-type]
+        lambda: when.every(minutes=0),
+        lambda: when.every(minutes=1, jitter=1),
+        lambda: when.every(steps=10, jitter=0.1),
+        lambda: when.staged({}),
+        lambda: when.staged({0: 5}),
+        lambda: when.young_daly(failures_per_day=0),
+        lambda: when.young_daly(failures_per_day=1, max_overhead=0),
+    ],
+)
+def test_policies_that_make_no_sense_are_refused(make: Callable[[], When]) -> None:
+    with pytest.raises(UsageError, match=r"for example when\.every"):
+        make()
