@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -20,6 +21,35 @@ ObjectKind = Literal["tensor", "stateful", "value", "unknown"]
 MatchBy = Literal["name", "position"]
 
 ORDER_USER_CODE, ORDER_OPTIMIZER, ORDER_TENSOR, ORDER_RNG = 0, 1, 2, 3
+
+
+class Device(Protocol):
+    """A kind of accelerator, as staging sees it: one object of an adapter for all of its tensors.
+
+    Staging registers an arena, issues every copy, and waits once: no byte is looked at, and no call
+    returns, before that. The registration stays until the memory is given up.
+    """
+
+    def register(self, ptr: int, nbytes: int) -> None:
+        """Pin host memory that copies go to; once for each allocation. What cannot be pinned is
+        copied to all the same, only slower: no error."""
+
+    def unregister(self, ptr: int) -> None:
+        """Before registered memory is given up; no copy is on its way to it."""
+
+    def wait(self) -> None:
+        """Until all copies that this thread has issued are complete, or have failed.
+
+        Raises: what the first of them failed with.
+        """
+
+
+class CopyAsync(Protocol):
+    """Issues a copy of a tensor's packed bytes, as they are now, into host memory."""
+
+    def __call__(self, out: NDArray[np.uint8], start: int = 0, stride: int = 0) -> None:
+        """Row i of `out` (rows, width) gets the bytes [start + i * stride, ... + width), once
+        `Device.wait` has returned. The tensor may be written to afterwards, not before."""
 
 
 @dataclass(slots=True)
@@ -35,6 +65,8 @@ class TensorSource:
             strides, dtype): a tie. None for tensors without elements.
         attributes: Dotted key -> plain value, kept with the leaf, ignorable: `torch.memory_format`.
         keep: Anything that must stay alive while the identity is compared.
+        device: Where the tensor is, if staging is to copy it by `copy_async` instead of `fetch`;
+            only if the packed bytes (spec 05) are the tensor's own, in C order.
     """
 
     dtype: str
@@ -43,6 +75,8 @@ class TensorSource:
     identity: Hashable | None = None
     attributes: Mapping[str, object] = field(default_factory=dict)
     keep: object = None
+    device: Device | None = None
+    copy_async: CopyAsync | None = None
 
 
 @dataclass(slots=True)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ckptfmt.engine.adapter import Device
 from ckptfmt.format import BLOCK_NBYTES
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ PIECE_NBYTES = 4 << 20
 RING_PIECES = 12
 """Pieces of one save in flight: what is copied while others are on their way to the disk."""
 
+_GROWTH_NBYTES = 16 << 20
 _MAP_NBYTES_MIN = 1 << 20
 _HUGE_NBYTES = 2 << 20
 
@@ -60,6 +64,28 @@ def aligned_buffer(nbytes: int) -> Bytes:
     return mapped[skip : skip + nbytes]
 
 
+@dataclass(frozen=True, slots=True)
+class StagedMemory:
+    """Memory that holds tensors as data files will: in their order, with the same padding, zeroed.
+
+    Attributes:
+        offsets: Tensor row -> where its bytes begin; -1 for one that has none.
+    """
+
+    memory: Bytes
+    offsets: NDArray[np.int64]
+
+    def position(self, data: bytes | bytearray | memoryview) -> int:
+        """Where bytes begin in this memory; -1 if they lie elsewhere."""
+        at = _address(np.frombuffer(data, np.uint8)) - _address(self.memory)
+        return at if 0 <= at < len(self.memory) else -1
+
+
+def _address(array: Bytes) -> int:
+    made: int = array.__array_interface__["data"][0]
+    return made
+
+
 def touch(memory: memoryview) -> None:
     """Have the system give the pages of a buffer now, but for its first and last block, which a
     neighbour may be reading into already.
@@ -81,6 +107,76 @@ def _map_anonymous(nbytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class Arena:
+    """Host memory for one staged save, kept and grown for the next; pre-faulted as it is filled.
+
+    Whoever asks for it while he is staging himself (a signal handler that saves) gets other memory:
+    he would wait for himself. Devices whose tensors come to it pin it, once for each allocation.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Bytes = np.zeros(0, np.uint8)
+        self._lock = threading.Lock()
+        self._stager: int | None = None
+        self._pinned_by: list[Device] = []
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._memory)
+
+    def take(self, nbytes: int, devices: Iterable[Device] = ()) -> Bytes:
+        """The first `nbytes` of it; the caller has it until he gives it `back`.
+
+        Args:
+            devices: Those that will copy into it.
+        """
+        me = threading.get_ident()
+        if self._stager == me:
+            return aligned_buffer(nbytes)
+        self._lock.acquire()
+        self._stager = me
+        try:
+            if len(self._memory) < nbytes:
+                self._free()  # the old one goes before the new one comes
+                self._memory = aligned_buffer(-(-nbytes // _GROWTH_NBYTES) * _GROWTH_NBYTES)
+            for device in devices:
+                if device not in self._pinned_by and nbytes:
+                    device.register(self._memory.ctypes.data, len(self._memory))
+                    self._pinned_by.append(device)
+        except BaseException:
+            self._stager = None
+            self._lock.release()
+            raise
+        return self._memory[:nbytes]
+
+    def staged(self, memory: Bytes) -> None:
+        """The taker is done with filling it; another thread may give it back."""
+        if self._is_own(memory):
+            self._stager = None
+
+    def back(self, memory: Bytes) -> None:
+        if self._is_own(memory):
+            self._stager = None
+            self._lock.release()
+
+    def _is_own(self, memory: Bytes) -> bool:
+        return memory.ctypes.data == self._memory.ctypes.data
+
+    def trim(self) -> None:
+        """Give the memory back to the system, unless a save has it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._free()
+            finally:
+                self._lock.release()
+
+    def _free(self) -> None:
+        memory, self._memory = self._memory, np.zeros(0, np.uint8)
+        pinned_by, self._pinned_by = self._pinned_by, []
+        for device in pinned_by:
+            device.unregister(memory.ctypes.data)
 
 
 class Ring:

@@ -17,8 +17,10 @@ from functools import partial
 from typing import Literal
 
 from ckptfmt import config
+from ckptfmt.engine.arena import Arena
+from ckptfmt.engine.fingerprint import compare
 from ckptfmt.engine.save import Prepared, SaveRequest, finish_save, prepare_save
-from ckptfmt.engine.stage import Arena, Staged, compare, layout, stage_all
+from ckptfmt.engine.stage import Staged, devices_of, plan_layout, stage_all
 from ckptfmt.errors import ConflictError
 from ckptfmt.events import Event
 from ckptfmt.storage import Backend
@@ -176,19 +178,20 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
         future.staged = True
         future.set_result(prepared)
         return future
-    offsets, nbytes = layout(prepared.plan)
-    if nbytes > config.current().staging_nbytes:
+    layout = plan_layout(prepared.plan)
+    if layout.nbytes > config.current().staging_nbytes:
         return _run_here(future, prepared)
     arena = _arena
-    memory = arena.take(nbytes)
+    memory = arena.take(layout.nbytes, devices_of(prepared.plan))
     try:
-        staged = stage_all(prepared.plan, memory, offsets)
+        staged = stage_all(prepared.plan, memory, layout)
     except BaseException:
         arena.back(memory)
         raise
     arena.staged(memory)
     back = partial(arena.back, memory)
-    prepared = replace(prepared, plan=replace(prepared.plan, payloads=staged.payloads))
+    plan = replace(prepared.plan, payloads=staged.payloads, staged=staged.memory)
+    prepared = replace(prepared, plan=plan)
     thread = threading.Thread(
         target=_run, args=(future, prepared, staged, back), name=f"ckptfmt-save-{request.name}"
     )
@@ -243,7 +246,7 @@ def _finish(prepared: Prepared, staged: Staged | None, back: Callable[[], None])
     the future calls may be the next save."""
     try:
         if staged is not None:
-            compare(prepared.plan, staged)
+            compare(prepared.plan, staged.payloads, staged.fingerprint)
         return finish_save(prepared)
     finally:
         back()

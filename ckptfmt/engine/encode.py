@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -15,7 +15,7 @@ from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.reuse import Bases, Place
-from ckptfmt.engine.stage import changed, stage_tensor
+from ckptfmt.engine.stage import BOUNCE_NBYTES, Bounce, changed, stage_tensor
 from ckptfmt.engine.write import DataFiles
 from ckptfmt.format import (
     RAW,
@@ -110,7 +110,14 @@ def encode_regions(
     plan: SavePlan, bases: Bases, files: DataFiles, threads: Threads, reporter: Reporter
 ) -> Placed:
     """Write every chunk that no base has; fills in the plan's digests."""
-    encoder = _Encoder(plan, bases, files, threads)
+    with Bounce(plan) as bounce:
+        encoder = _Encoder(plan, bases, files, threads, bounce)
+        _encode_all(encoder, plan, reporter)
+    files.flush()
+    return encoder.placed
+
+
+def _encode_all(encoder: _Encoder, plan: SavePlan, reporter: Reporter) -> None:
     tree = plan.tree
     data, staged, offset = memoryview(b""), -1, 0
     chunk_starts = tree.region_chunk_starts.tolist()
@@ -126,25 +133,28 @@ def encode_regions(
             tried = min(small_until[region], region + SMALL_RUN_MAX)
             done = encoder.run(region, tried, sizes)
             if done > region:
+                tried = done  # a file may have ended before the run did
                 reporter.advance(sum(sizes[region:done]))
                 continue
+        payload, source = plan.payloads.get(tensor), plan.sources[tensor]
+        far = payload is None and source.device is not None
         if tensor != staged:
-            payload = plan.payloads.get(tensor)
-            data = stage_tensor(
-                plan.sources[tensor], plan.names[tensor], tensor_nbytes[tensor], payload
-            )
+            if not far:
+                name = plan.names[tensor]
+                data = stage_tensor(source, name, tensor_nbytes[tensor], payload)
             staged, offset = tensor, 0
         size = sizes[region]
-        view = data if size == len(data) else data[offset : offset + size]
-        offset += size
         first, last = chunk_starts[region], chunk_starts[region + 1]
-        if last - first == 1 and not plan.codecs[tensor][0]:
-            encoder.small(region, first, view)
+        if far:
+            encoder.far_region(region, (first, last), offset)
         else:
-            encoder.region(region, (first, last), view)
+            view = data if size == len(data) else data[offset : offset + size]
+            if last - first == 1 and not plan.codecs[tensor][0]:
+                encoder.small(region, first, view)
+            else:
+                encoder.region(region, (first, last), view)
+        offset += size
         reporter.advance(size)
-    files.flush()
-    return encoder.placed
 
 
 def _small_until(plan: SavePlan) -> list[int]:
@@ -165,7 +175,12 @@ def _buffer(source: TensorSource, payload: memoryview | None) -> Any:
     if payload is not None:
         return payload
     array = source.keep
-    if type(array) is np.ndarray and array.dtype.kind in "biufc" and array.dtype.isnative:
+    if (
+        source.device is None
+        and type(array) is np.ndarray
+        and array.dtype.kind in "biufc"
+        and array.dtype.isnative
+    ):
         return array if array.flags.c_contiguous else None
     return None
 
@@ -173,8 +188,13 @@ def _buffer(source: TensorSource, payload: memoryview | None) -> Any:
 class _Encoder:
     """Places the chunks of one region after another: shared, reused, or written."""
 
-    def __init__(self, plan: SavePlan, bases: Bases, files: DataFiles, threads: Threads) -> None:
+    def __init__(
+        self, plan: SavePlan, bases: Bases, files: DataFiles, threads: Threads, bounce: Bounce
+    ) -> None:
         self._plan, self._bases, self._files, self._threads = plan, bases, files, threads
+        self._bounce = bounce
+        # One thread hashes faster than a disk writes, and a training loop wants the other cores.
+        self._alone = plan.staged is not None and plan.options.digest == "xxh3-128"
         self._digest = digest_function(plan.options.digest)
         self._width = plan.tree.chunk_digests.shape[1]
         self._digests = plan.tree.chunk_digests.reshape(-1).data
@@ -240,34 +260,106 @@ class _Encoder:
         self.placed.put(row, place)
 
     def region(self, region: int, rows: tuple[int, int], view: memoryview) -> None:
-        """Any region: its chunks are hashed, and encoded, by several threads."""
+        """Any region in host memory: its chunks are hashed, and encoded, by several threads."""
         first, last = rows
-        begins = [0, *np.cumsum(self._plan.tree.chunk_raw[first:last], dtype=np.int64).tolist()]
-        pieces = [view[a:b] for a, b in pairwise(begins)]
-        digests = list(self._threads.map(self._digest, pieces))
+        pieces = [view[a:b] for a, b in pairwise(self._begins(first, last))]
+        digests = self._hash(pieces)
+        codec = self._codec(region)
+        self._place(
+            region,
+            rows,
+            digests,
+            lambda new: self._chunks(region, {at: pieces[at] for at in new}, digests),
+            live=self._is_live(region) and not codec,
+        )
+
+    def far_region(self, region: int, rows: tuple[int, int], offset: int) -> None:
+        """A region of a tensor on a device, which begins at `offset` of its packed bytes.
+
+        Its chunks come in groups of bounded size, to be hashed, and those that are not stored once
+        more, to be written: a link to a device is several times as fast as a disk.
+        """
+        first, last = rows
+        begins, groups = self._begins(first, last), list[list[int]]()
+        for at in range(last - first):
+            if groups and begins[at + 1] - begins[groups[-1][0]] <= BOUNCE_NBYTES:
+                groups[-1].append(at)
+            else:
+                groups.append([at])
+        digests: list[bytes] = []
+        pieces: dict[int, memoryview] = {}
+        for group in groups:
+            pieces = self._fetch(region, offset, begins, group)
+            digests += self._hash(list(pieces.values()))
+
+        def chunks(new: list[int]) -> Iterator[StoredChunk]:
+            wanted, found = set(new), pieces
+            for group in groups:
+                mine = [at for at in group if at in wanted]
+                if mine and len(groups) > 1:
+                    found = self._fetch(region, offset, begins, mine)
+                # All of them before the next group takes their place.
+                yield from list(self._chunks(region, {at: found[at] for at in mine}, digests))
+
+        self._place(region, rows, digests, chunks, live=not self._codec(region))
+
+    def _fetch(
+        self, region: int, offset: int, begins: list[int], group: list[int]
+    ) -> dict[int, memoryview]:
+        """Chunks of a group, by their position in the region."""
+        tensor, base = int(self._plan.tree.region_tensors[region]), begins[group[0]]
+        end = begins[group[-1] + 1]
+        part = self._bounce.part(tensor, offset + base, offset + end)
+        return {at: part[begins[at] - base : begins[at + 1] - base] for at in group}
+
+    def _begins(self, first: int, last: int) -> list[int]:
+        """Where the chunks of a region begin in it, and where the last one ends."""
+        raw = self._plan.tree.chunk_raw[first:last]
+        return [0, *np.cumsum(raw, dtype=np.int64).tolist()]
+
+    def _codec(self, region: int) -> Pipeline:
+        return self._plan.codecs[int(self._plan.tree.region_tensors[region])][0]
+
+    def _hash(self, pieces: list[memoryview]) -> list[bytes]:
+        if self._alone:
+            return list(map(self._digest, pieces))
+        return list(self._threads.map(self._digest, pieces))
+
+    def _place(
+        self,
+        region: int,
+        rows: tuple[int, int],
+        digests: list[bytes],
+        chunks_of: Callable[[list[int]], Iterable[StoredChunk]],
+        *,
+        live: bool,
+    ) -> None:
+        """Share, reuse or write the chunks of a region."""
+        first, last = rows
         if self._is_stored(first, last - first, b"".join(digests)):
             return
-        places = [self._bases.find(d, len(piece)) for d, piece in zip(digests, pieces)]
-        new = [position for position, place in enumerate(places) if place is None]
+        raw = self._plan.tree.chunk_raw[first:last].tolist()
+        places = [self._bases.find(d, nbytes) for d, nbytes in zip(digests, raw)]
+        new = [at for at, place in enumerate(places) if place is None]
         written: Iterator[Place] = iter(())
         if new:
-            tensor = int(self._plan.tree.region_tensors[region])
-            codec = self._plan.codecs[tensor]
-            encode = partial(
-                _encode, pieces=pieces, digests=digests, plan=self._plan, tensor=tensor
-            )
-            chunks = self._threads.map(encode, new) if codec[0] else map(encode, new)
-            numbers = [first + position for position in new]
-            live = self._is_live(region) and not codec[0]
-            written = iter(self._files.add(region, len(view), numbers, chunks, live=live))
-        for position, place in enumerate(places):
-            self.placed.put(first + position, next(written) if place is None else place)
+            numbers = [first + at for at in new]
+            written = iter(self._files.add(region, sum(raw), numbers, chunks_of(new), live=live))
+        for at, place in enumerate(places):
+            self.placed.put(first + at, next(written) if place is None else place)
+
+    def _chunks(
+        self, region: int, pieces: Mapping[int, memoryview], digests: list[bytes]
+    ) -> Iterable[StoredChunk]:
+        tensor = int(self._plan.tree.region_tensors[region])
+        encode = partial(_encode, pieces=pieces, digests=digests, plan=self._plan, tensor=tensor)
+        return (self._threads.map if self._codec(region) else map)(encode, list(pieces))
 
 
 def _encode(
     position: int,
     *,
-    pieces: list[memoryview],
+    pieces: Mapping[int, memoryview],
     digests: list[bytes],
     plan: SavePlan,
     tensor: int,

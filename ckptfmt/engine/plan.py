@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ckptfmt.engine.adapter import TensorSource
+from ckptfmt.engine.arena import StagedMemory
 from ckptfmt.engine.select import Matcher
 from ckptfmt.engine.tree import FlatTree
 from ckptfmt.errors import UsageError
@@ -65,6 +66,7 @@ class SavePlan:
         payloads: Tensor row -> packed bytes, for strings, whose size is known only packed.
         codecs: Codec of each tensor, or one for all.
         names: First leaf name of each tensor.
+        staged: The arena that holds the payloads, if they were staged.
     """
 
     tree: TreeSection
@@ -73,6 +75,7 @@ class SavePlan:
     codecs: Sequence[Codec]
     names: Sequence[str]
     options: SaveOptions
+    staged: StagedMemory | None = None
 
 
 def dtype_of_source(source: TensorSource) -> Dtype:

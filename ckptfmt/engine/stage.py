@@ -1,26 +1,44 @@
 """stage: a leaf -> host bytes, as the data file will hold them. Spec: 05-data-files.
 
 A save that the caller waits for reads tensors where they are. A save in the background first copies
-them into an *arena*, host memory of ours that is kept for the next save, and takes a *fingerprint*
-of the source: 64 bytes of every MiB, the first and last 32 bytes of a smaller tensor, and one whole
-chunk. Encode compares: what is saved is what was live when the call was made.
+them into an *arena*, host memory of ours that is kept for the next save and laid out as the data
+files will be, and takes a fingerprint of the sources. Tensors on a device are copied by it, beside
+those of the host, into pinned memory.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckptfmt.engine.adapter import TensorSource
-from ckptfmt.engine.arena import aligned_buffer
+from ckptfmt.engine.adapter import Device, TensorSource
+from ckptfmt.engine.arena import Arena, Bytes, StagedMemory
+from ckptfmt.engine.fingerprint import (
+    STRIDE_NBYTES,
+    Fingerprint,
+    Scratch,
+    choose,
+    first_chunk_nbytes,
+    sample,
+    sample_boxes,
+)
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
-from ckptfmt.errors import ConflictError, InternalError
-from ckptfmt.format import ALIGN_NBYTES, BLOCK_NBYTES, SMALL_TENSOR_NBYTES, digest, pack_array
+from ckptfmt.errors import ConflictError
+from ckptfmt.format import (
+    ALIGN_NBYTES,
+    BLOCK_NBYTES,
+    FILE_NBYTES_TARGET,
+    HEAD_NBYTES,
+    SMALL_TENSOR_NBYTES,
+    digest,
+    pack_array,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +46,8 @@ if TYPE_CHECKING:
 SLICE_NBYTES = 16 << 20
 COPY_THREADS = 2
 """A third thread copies no faster: two saturate the memory."""
-_STRIDE_NBYTES, _SAMPLE_NBYTES, _EDGE_NBYTES = 1 << 20, 64, 32
+BOUNCE_NBYTES = 64 << 20
+"""Of a tensor on a device, so much comes to the host at once in a save that the caller waits for."""
 
 
 def stage_tensor(
@@ -66,111 +85,164 @@ def changed(name: str) -> ConflictError:
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """Samples of the sources: a digest for each tensor, and of the chunk chosen."""
-
-    samples: Mapping[int, bytes]
-    chunk_tensor: int
-    chunk: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Staged:
     """A plan's tensors in an arena: tensor row -> its bytes there, and their fingerprint."""
 
     payloads: Mapping[int, memoryview]
     fingerprint: Fingerprint
+    memory: StagedMemory
 
 
-class Arena:
-    """Host memory for one staged save, kept and grown for the next; pre-faulted as it is filled.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where tensors go in an arena.
 
-    Whoever asks for it while he is staging himself (a signal handler that saves) gets other memory:
-    he would wait for himself.
+    Attributes:
+        offsets: Tensor row -> its offset, or -1; aligned as in a data file.
+        end: Behind the last of them; `scratch` is what is needed there for samples.
     """
 
-    def __init__(self) -> None:
-        self._memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self._lock = threading.Lock()
-        self._stager: int | None = None
+    offsets: NDArray[np.int64]
+    end: int
+    scratch: Scratch = field(default_factory=lambda: Scratch(0))
 
     @property
     def nbytes(self) -> int:
-        return len(self._memory)
+        return self.end + self.scratch.nbytes
 
-    def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """The first `nbytes` of it; the caller has it until he gives it `back`."""
-        me = threading.get_ident()
-        if self._stager == me:
-            return aligned_buffer(nbytes)
-        self._lock.acquire()
-        self._stager = me
-        if len(self._memory) < nbytes:
-            self._memory = np.zeros(0, np.uint8)  # the old one goes before the new one comes
-            self._memory = aligned_buffer(-(-nbytes // SLICE_NBYTES) * SLICE_NBYTES)
-        return self._memory[:nbytes]
-
-    def staged(self, memory: NDArray[np.uint8]) -> None:
-        """The taker is done with filling it; another thread may give it back."""
-        if self._is_own(memory):
-            self._stager = None
-
-    def back(self, memory: NDArray[np.uint8]) -> None:
-        if self._is_own(memory):
-            self._stager = None
-            self._lock.release()
-
-    def _is_own(self, memory: NDArray[np.uint8]) -> bool:
-        return memory.ctypes.data == self._memory.ctypes.data
-
-    def trim(self) -> None:
-        """Give the memory back to the system, unless a save has it."""
-        if self._lock.acquire(blocking=False):
-            self._memory = np.zeros(0, np.uint8)
-            self._lock.release()
+    @property
+    def tensors(self) -> list[int]:
+        """The rows that have a place."""
+        made: list[int] = np.flatnonzero(self.offsets >= 0).tolist()
+        return made
 
 
-def layout(plan: SavePlan) -> tuple[dict[int, int], int]:
-    """Tensor row -> its offset in an arena, aligned as in a data file, and the bytes in all."""
-    made: dict[int, int] = {}
-    at = 0
-    for tensor, nbytes in enumerate(plan.tree.tensor_nbytes.tolist()):
-        if nbytes and tensor not in plan.payloads:
-            align = BLOCK_NBYTES if nbytes >= SMALL_TENSOR_NBYTES else ALIGN_NBYTES
-            at = -(-at // align) * align
-            made[tensor] = at
-            at += nbytes
-    return made, at
+def plan_layout(plan: SavePlan) -> Layout:
+    """Lay tensors out as a save that reuses nothing writes them: a file after another, each with
+    room for its head, so that whole stretches of the arena can be sent as they are."""
+    sizes = plan.tree.tensor_nbytes.tolist()
+    offsets = np.full(len(sizes), -1, np.int64)
+    begin, at = 0, HEAD_NBYTES
+    for tensor, nbytes in enumerate(sizes):
+        if not nbytes:
+            continue
+        if at - begin > FILE_NBYTES_TARGET:
+            begin = -(-at // BLOCK_NBYTES) * BLOCK_NBYTES
+            at = begin + HEAD_NBYTES
+        align = BLOCK_NBYTES if nbytes >= SMALL_TENSOR_NBYTES else ALIGN_NBYTES
+        at = -(-at // align) * align
+        offsets[tensor] = at
+        at += nbytes
+    laid = Layout(offsets, at if (offsets >= 0).any() else 0)
+    return Layout(offsets, laid.end, Scratch.planned(plan, laid.tensors))
 
 
-def stage_all(plan: SavePlan, memory: NDArray[np.uint8], offsets: Mapping[int, int]) -> Staged:
+def devices_of(plan: SavePlan) -> list[Device]:
+    """The devices that have tensors of a plan, each once."""
+    made: list[Device] = []
+    for source in plan.sources:
+        if source.device is not None and source.device not in made:
+            made.append(source.device)
+    return made
+
+
+def stage_all(plan: SavePlan, memory: Bytes, layout: Layout) -> Staged:
     """Copy every tensor into an arena, and sample the sources, before this returns."""
     sizes = plan.tree.tensor_nbytes.tolist()
-    payloads = dict(plan.payloads)
+    tensors = layout.tensors
+    chosen = choose(sizes, tensors)
+    near = [tensor for tensor in tensors if plan.sources[tensor].device is None]
+    far = [tensor for tensor in tensors if plan.sources[tensor].device is not None]
+    targets = {
+        tensor: memory[offset : offset + sizes[tensor]]
+        for tensor, offset in zip(tensors, layout.offsets[tensors].tolist())
+    }
+    _zero_gaps(memory, layout, sizes)
+    layout.scratch.begin(memory[layout.end :])
+    with _waiting(devices_of(plan)):
+        seen = {tensor: _issue(plan, tensor, targets[tensor], layout.scratch) for tensor in far}
+        seen_chunk = _issue_chunk(plan, chosen, layout.scratch) if chosen in seen else None
+        samples, chunk = _copy_near(plan, near, targets, chosen)
+    samples |= {tensor: b"".join(part.tobytes() for part in seen[tensor]) for tensor in far}
+    if seen_chunk is not None:
+        chunk = digest(seen_chunk.reshape(-1).data, plan.options.digest)
+    payloads = {tensor: target.data for tensor, target in targets.items()}
+    staged = StagedMemory(memory[: layout.end], layout.offsets)
+    return Staged(payloads, Fingerprint(samples, chosen, chunk), staged)
+
+
+@contextmanager
+def _waiting(devices: list[Device]) -> Iterator[None]:
+    """Leave only when every copy that was issued is over, also after an error: the memory is in
+    use until then."""
+    first: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        first = error
+    for device in devices:
+        try:
+            device.wait()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _zero_gaps(memory: Bytes, layout: Layout, sizes: list[int]) -> None:
+    """The padding of a data file is zero, and so is that of what is sent from here as it lies."""
+    rows = np.array(layout.tensors, np.int64)
+    begins = layout.offsets[rows]
+    ends = begins + np.array(sizes, np.int64)[rows]
+    starts = np.concatenate([[0], ends[:-1]]) if len(rows) else ends
+    for gap in np.flatnonzero(begins > starts).tolist():
+        memory[starts[gap] : begins[gap]] = 0
+
+
+def _issue(plan: SavePlan, tensor: int, target: Bytes, scratch: Scratch) -> list[Bytes]:
+    """Have a device copy a tensor, and the samples of it; they are there after the wait."""
+    copy = plan.sources[tensor].copy_async
+    assert copy is not None
+    copy(target.reshape(1, -1))
+    made = []
+    for rows, width, start, stride in sample_boxes(len(target)):
+        part = scratch.take(rows, width)
+        copy(part, start, stride)
+        made.append(part)
+    return made
+
+
+def _issue_chunk(plan: SavePlan, tensor: int, scratch: Scratch) -> Bytes:
+    copy = plan.sources[tensor].copy_async
+    assert copy is not None
+    made = scratch.take(1, first_chunk_nbytes(plan, tensor))
+    copy(made)
+    return made
+
+
+def _copy_near(
+    plan: SavePlan, tensors: list[int], targets: Mapping[int, Bytes], chosen: int
+) -> tuple[dict[int, bytes], bytes]:
+    """Copy the tensors of the host by threads; their samples, and the chunk of the chosen one."""
     samples: dict[int, bytes] = {}
-    chosen, chunk = _choose(sizes, offsets), b""
-    algorithm = plan.options.digest
+    chunk = b""
     with Threads(COPY_THREADS) as threads:
-        for tensor, offset in offsets.items():
-            nbytes = sizes[tensor]
-            data = stage_tensor(plan.sources[tensor], plan.names[tensor], nbytes)
-            target = memory[offset : offset + nbytes]
+        for tensor in tensors:
+            target, payload = targets[tensor], plan.payloads.get(tensor)
+            nbytes = len(target)
+            data = stage_tensor(plan.sources[tensor], plan.names[tensor], nbytes, payload)
             source = np.frombuffer(data, np.uint8)
-            if nbytes <= SLICE_NBYTES:
-                if nbytes < _STRIDE_NBYTES:
-                    target[:] = source
-                else:
-                    threads.submit(_Copy(target, source), 0)
+            if nbytes < STRIDE_NBYTES:
+                target[:] = source
             else:
                 for start in range(0, nbytes, SLICE_NBYTES):
                     stop = min(start + SLICE_NBYTES, nbytes)
                     threads.submit(_Copy(target[start:stop], source[start:stop]), 0)
-            payloads[tensor] = target.data
             samples[tensor] = sample(data)
             if tensor == chosen:
-                chunk = digest(data[: _chunk_nbytes(plan, tensor)], algorithm)
+                chunk = digest(data[: first_chunk_nbytes(plan, tensor)], plan.options.digest)
         threads.drain()
-    return Staged(payloads, Fingerprint(samples, chosen, chunk))
+    return samples, chunk
 
 
 class _Copy:
@@ -178,51 +250,53 @@ class _Copy:
 
     __slots__ = ("_source", "_target")
 
-    def __init__(self, target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+    def __init__(self, target: Bytes, source: Bytes) -> None:
         self._target, self._source = target, source
 
     def __call__(self) -> None:
         np.copyto(self._target, self._source)
 
 
-def _choose(sizes: list[int], offsets: Mapping[int, int]) -> int:
-    """The tensor whose first chunk is compared whole: the largest."""
-    return max(offsets, key=lambda tensor: sizes[tensor], default=-1)
+_bounce = Arena()
 
 
-def _chunk_nbytes(plan: SavePlan, tensor: int) -> int:
-    region = int(plan.tree.tensor_region_starts[tensor])
-    return int(plan.tree.chunk_raw[plan.tree.region_chunk_starts[region]])
+class Bounce:
+    """Tensors on a device, by parts through pinned memory of bounded size, for a save that the
+    caller waits for; a context manager that keeps the memory for the next save."""
+
+    def __init__(self, plan: SavePlan) -> None:
+        self._plan = plan
+        self._devices = devices_of(plan)
+        self._arena = _bounce
+        self._memory: Bytes | None = None
+
+    def part(self, tensor: int, start: int, stop: int) -> memoryview:
+        """Packed bytes [start, stop) of a tensor, `BOUNCE_NBYTES` or one chunk at most; good until
+        the next."""
+        source = self._plan.sources[tensor]
+        assert source.device is not None
+        assert source.copy_async is not None
+        if self._memory is None:
+            chunk_nbytes = int(self._plan.tree.chunk_raw.max())
+            self._memory = self._arena.take(max(BOUNCE_NBYTES, chunk_nbytes), self._devices)
+        target = self._memory[: stop - start]
+        with _waiting([source.device]):
+            source.copy_async(target.reshape(1, -1), start)
+        return target.data
+
+    def __enter__(self) -> Bounce:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._memory is not None:
+            self._arena.back(self._memory)
 
 
-def sample(data: memoryview) -> bytes:
-    """64 bytes of every MiB; of a smaller tensor its first and last 32 bytes."""
-    if len(data) < _STRIDE_NBYTES:
-        return bytes(data[:_EDGE_NBYTES]) + bytes(data[-_EDGE_NBYTES:])
-    whole = np.frombuffer(data, np.uint8)
-    count = len(whole) // _STRIDE_NBYTES
-    rows = whole[: count * _STRIDE_NBYTES].reshape(count, _STRIDE_NBYTES)[:, :_SAMPLE_NBYTES]
-    return rows.tobytes() + whole[-_EDGE_NBYTES:].tobytes()
+def _forget_in_child() -> None:
+    """A forked process has neither the thread that may hold the memory nor the device."""
+    global _bounce
+    _bounce = Arena()
 
 
-def compare(plan: SavePlan, staged: Staged) -> None:
-    """Before the first byte is encoded: the arena holds what the sources held.
-
-    Raises:
-        InternalError: kind `internal-stale-arena`.
-    """
-    prints = staged.fingerprint
-    wrong = next(
-        (t for t, expected in prints.samples.items() if sample(staged.payloads[t]) != expected), -1
-    )
-    if wrong < 0 and prints.chunk_tensor >= 0:
-        data = staged.payloads[prints.chunk_tensor][: _chunk_nbytes(plan, prints.chunk_tensor)]
-        if digest(data, plan.options.digest) != prints.chunk:
-            wrong = prints.chunk_tensor
-    if wrong >= 0:
-        raise InternalError(
-            "staged bytes are not those of the tensor when it was saved",
-            reason="stale-arena",
-            where=repr(plan.names[wrong]),
-            do="nothing was committed; please report this",
-        )
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

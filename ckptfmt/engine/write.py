@@ -1,9 +1,8 @@
 """write: chunks not yet stored -> data files. Spec: 05-data-files, 08-protocol.
 
-Regions go into files in their order. Where the store can rename, chunks are copied into a ring of
-aligned pieces, which threads write at once, directly where the file system allows it, under tmp/;
-the id is given at the end. Where it cannot, the chunks of a file are kept (as views, small ones
-gathered) until its table is complete and its id known.
+Regions go into files in their order. Where the store can rename, threads write them at once, under
+tmp/; the id is given at the end. Where it cannot, the chunks of a file are kept until its table is
+complete and its id known. `outlet` has both ways.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.engine.arena import PIECE_NBYTES, Bytes, Ring
+from ckptfmt.engine.arena import Ring
+from ckptfmt.engine.outlet import Kept, Outlet
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.reuse import Place
@@ -30,7 +30,6 @@ from ckptfmt.format import (
     RAW,
     SMALL_TENSOR_NBYTES,
     DataTable,
-    Hasher,
     Pipeline,
     StoredChunk,
     finish_file,
@@ -45,11 +44,6 @@ from ckptfmt.types import Key
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Data = bytes | bytearray | memoryview
-
-LARGE_CHUNK_NBYTES = 1 << 20
-"""Where chunks are kept: one of this size stays where it is, a smaller one is copied to others."""
-
 
 @dataclass(slots=True)
 class _File:
@@ -63,102 +57,7 @@ class _File:
     offsets: list[int] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)
     encoded: dict[int, StoredChunk] = field(default_factory=dict)
-    outlet: _Ring | _Kept | None = None
-
-
-class _Ring:
-    """Bytes of a file that is written while it grows, in aligned pieces."""
-
-    def __init__(self, writer: Writer, threads: Threads, ring: Ring) -> None:
-        self._writer, self._threads, self._ring = writer, threads, ring
-        self._piece: Bytes | None = None
-        self._start = 0
-        self._fill = 0
-
-    def put(self, offset: int, data: Data, digest: Hasher | None = None) -> None:
-        """Bytes at an offset at or after the end so far; the gap is zeros.
-
-        Args:
-            digest: Told the bytes as they were copied, from the copy.
-        """
-        gap = offset - self._start - self._fill
-        while gap:
-            piece, room = self._current()
-            count = min(gap, room)
-            piece[self._fill : self._fill + count] = 0
-            gap -= count
-            self._advance(count)
-        done, source = 0, np.frombuffer(data, np.uint8)
-        while done < len(source):
-            piece, room = self._current()
-            count = min(len(source) - done, room)
-            copy = piece[self._fill : self._fill + count]
-            copy[:] = source[done : done + count]
-            if digest is not None:
-                digest.update(copy)
-            done += count
-            self._advance(count)
-
-    def _current(self) -> tuple[Bytes, int]:
-        if self._piece is None:
-            self._piece = self._ring.take()
-        return self._piece, PIECE_NBYTES - self._fill
-
-    def _advance(self, count: int) -> None:
-        self._fill += count
-        if self._fill == PIECE_NBYTES:
-            self.emit()
-
-    def emit(self) -> None:
-        """Send what is in the piece."""
-        piece, self._piece = self._piece, None
-        if piece is None or self._fill == 0:
-            return
-        task = partial(_send, self._writer, self._start, piece, self._fill, self._ring)
-        self._start += self._fill
-        self._fill = 0
-        self._threads.submit(task, 0, always=True)
-
-
-def _send(writer: Writer, offset: int, piece: Bytes, nbytes: int, ring: Ring) -> None:
-    try:
-        writer.write(offset, piece[:nbytes].data)
-    finally:
-        ring.back(piece)
-
-
-class _Kept:
-    """Bytes of a file whose id must be known before it is written."""
-
-    def __init__(self) -> None:
-        self.pieces: list[tuple[int, memoryview]] = []
-        self._pending = bytearray()
-        self._start = 0
-
-    def put(self, offset: int, data: Data, digest: Hasher | None = None) -> None:
-        """Bytes at an offset at or after the end so far; the gap is zeros.
-
-        Args:
-            digest: Told the bytes, of which a copy is made then: they are the caller's, who may
-                change them before the file is written.
-        """
-        if digest is not None:
-            data = bytes(data)
-            digest.update(data)
-        self._pending += bytes(offset - self._start - len(self._pending))
-        if len(data) < LARGE_CHUNK_NBYTES:
-            self._pending += data
-            return
-        self.emit()
-        self.pieces.append((offset, memoryview(data)))
-        self._start = offset + len(data)
-
-    def emit(self) -> None:
-        """Close the gathered bytes."""
-        if self._pending:
-            self.pieces.append((self._start, memoryview(self._pending)))
-            self._start += len(self._pending)
-            self._pending = bytearray()
+    outlet: Outlet | Kept | None = None
 
 
 class DataFiles:
@@ -258,13 +157,9 @@ class DataFiles:
         nbytes = np.array(sizes, np.int64)
         padded = -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
         offsets = (first + np.cumsum(padded) - padded).tolist()
-        gaps = (padded - nbytes)[:-1]
-        if gaps.any():
-            zeros = bytes(ALIGN_NBYTES)
-            joints = [zeros[:gap] for gap in gaps.tolist()] + [b""]
-            data = b"".join(chain.from_iterable(zip(buffers, joints)))
-        else:
-            data = b"".join(buffers)
+        data = self._as_staged(regions, np.array(offsets, np.int64), sizes[-1])
+        if data is None:
+            data = _joined(buffers, (padded - nbytes)[:-1])
         file.outlet.put(first, data)
         file.regions += regions
         file.nchunks += [1] * len(regions)
@@ -274,6 +169,19 @@ class DataFiles:
         number = self._number
         self._grown(file, offsets[-1] + sizes[-1], len(data))
         return number, offsets
+
+    def _as_staged(
+        self, regions: range, offsets: NDArray[np.int64], last_nbytes: int
+    ) -> memoryview | None:
+        """The bytes of small regions as they lie in the arena, if that is how the file has them."""
+        staged = self._plan.staged
+        if staged is None:
+            return None
+        owners = self._plan.tree.region_tensors[regions.start : regions.stop]
+        places = staged.offsets[owners.astype(np.int64)]
+        if (places < 0).any() or (np.diff(places) != np.diff(offsets)).any():
+            return None
+        return staged.memory[int(places[0]) : int(places[-1]) + last_nbytes].data
 
     def _grown(self, file: _File, end: int, nbytes: int) -> None:
         self._left_nbytes -= nbytes
@@ -286,9 +194,9 @@ class DataFiles:
         if self._streams:
             key = Key(f"tmp/{self._txn}-{self._number}")
             file.writer = self._backend.create(key, self._estimate())
-            file.outlet = _Ring(file.writer, self._threads, self._ring)
+            file.outlet = Outlet(file.writer, self._threads, self._ring, self._plan.staged)
         else:
-            file.outlet = _Kept()
+            file.outlet = Kept()
         file.outlet.put(0, pack_head(self._algorithm))
         return file
 
@@ -324,7 +232,7 @@ class DataFiles:
         file.outlet.emit()
         nbytes = offset + len(tail)
         key = Key(f"data/{file_id}")
-        if isinstance(file.outlet, _Kept):
+        if isinstance(file.outlet, Kept):
             file.writer = self._backend.create(key, nbytes)
             for at, data in file.outlet.pieces:
                 self._threads.submit(partial(file.writer.write, at, data), len(data))
@@ -385,6 +293,15 @@ class DataFiles:
             # Tasks may still be writing to it: their errors are of no interest any more.
             self._threads.wait()
             self._abort(file)
+
+
+def _joined(buffers: Sequence[Any], gaps: NDArray[np.int64]) -> memoryview:
+    """Buffers one after another, with so many zeros between them."""
+    if not gaps.any():
+        return memoryview(b"".join(buffers))
+    zeros = bytes(ALIGN_NBYTES)
+    joints = [zeros[:gap] for gap in gaps.tolist()] + [b""]
+    return memoryview(b"".join(chain.from_iterable(zip(buffers, joints))))
 
 
 def _by_first_use(column: NDArray[Any]) -> tuple[list[int], NDArray[Any]]:

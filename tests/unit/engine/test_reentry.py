@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.engine import api, background, stage
+from ckptfmt.engine import api, arena, background, stage
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.errors import StorageError
 from ckptfmt.storage.local import LocalBackend
@@ -124,7 +124,9 @@ def test_of_saves_that_several_threads_began_no_error_is_lost(
         raise StorageError("disk", reason="io")
 
     monkeypatch.setattr(background, "finish_save", fails)
-    monkeypatch.setattr(stage.Arena, "take", lambda self, nbytes: np.zeros(nbytes, np.uint8))
+    monkeypatch.setattr(
+        arena.Arena, "take", lambda self, nbytes, devices: np.zeros(nbytes, np.uint8)
+    )
     settled = threading.Barrier(2)
 
     def begin(step: int) -> None:
