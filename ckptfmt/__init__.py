@@ -34,13 +34,13 @@ _PUBLIC = {
     "Loaded": "ckptfmt.manager",
     "Event": "ckptfmt.events",
     "CheckpointInfo": "ckptfmt.types",
-    "RestoreReport": "ckptfmt.types",
-    "Mismatch": "ckptfmt.types",
-    "Rejected": "ckptfmt.types",
-    "VerifyReport": "ckptfmt.types",
-    "Damage": "ckptfmt.types",
-    "GcReport": "ckptfmt.types",
-    "ConvertReport": "ckptfmt.types",
+    "RestoreReport": "ckptfmt.reports",
+    "Mismatch": "ckptfmt.reports",
+    "Rejected": "ckptfmt.reports",
+    "VerifyReport": "ckptfmt.reports",
+    "Damage": "ckptfmt.reports",
+    "GcReport": "ckptfmt.reports",
+    "ConvertReport": "ckptfmt.reports",
     "CheckpointError": "ckptfmt.errors",
     "NotFoundError": "ckptfmt.errors",
     "ExistsError": "ckptfmt.errors",
@@ -124,8 +124,7 @@ if TYPE_CHECKING:
         keep as keep,
         when as when,
     )
-    from ckptfmt.types import (
-        CheckpointInfo as CheckpointInfo,
+    from ckptfmt.reports import (
         ConvertReport as ConvertReport,
         Damage as Damage,
         GcReport as GcReport,
@@ -134,3 +133,4 @@ if TYPE_CHECKING:
         RestoreReport as RestoreReport,
         VerifyReport as VerifyReport,
     )
+    from ckptfmt.types import CheckpointInfo as CheckpointInfo

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from typing import TYPE_CHECKING
 
 from ckptfmt.cli.exit_codes import NO, OK, PARTIAL
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if out.json:
         out.result(_document(found, titles))
     else:
-        out.result({}, *_shown(found, titles, all_rows=args.all))
+        out.result({}, *_shown(found, titles, None if args.all else out.height))
     if found.count("unknown") and not args.read:
         out.note("what is unknown can be read and compared: --read")
     if found.equal is None:
@@ -98,10 +97,11 @@ def _form(difference: Difference) -> dict[str, object]:
     }
 
 
-def _shown(found: Comparison, titles: tuple[str, str], *, all_rows: bool) -> list[Table | str]:
+def _shown(found: Comparison, titles: tuple[str, str], height: int | None) -> list[Table | str]:
+    """All rows, or what fits a screen of so many lines."""
     shown: list[Table | str] = [f"A  {escape(titles[0])}", f"B  {escape(titles[1])}"]
     if found.differences:
-        shown += ["", _flat(found) if all_rows else _tree(found)]
+        shown += ["", _flat(found) if height is None else _tree(found, height)]
     shown += ["", *(escape(line) for line in found.structure)] if found.structure else []
     shown += [f"note: {escape(line)}" for line in found.notes]
     parts = [
@@ -135,7 +135,7 @@ def _flat(found: Comparison) -> Table:
     return table
 
 
-def _tree(found: Comparison) -> Table:
+def _tree(found: Comparison, height: int) -> Table:
     """The differences as the tree that `show` draws, with the status in place of the dtype."""
     root = build(
         [
@@ -150,8 +150,7 @@ def _tree(found: Comparison) -> Table:
             for d in found.differences
         ]
     )
-    screen = shutil.get_terminal_size((80, 60)).lines
-    depth = automatic_depth(root, max(_ROWS_MIN, screen - 12), _SIBLINGS_MAX)
+    depth = automatic_depth(root, max(_ROWS_MIN, height - 12), _SIBLINGS_MAX)
     table = Table(
         [
             Column("NAME", shrink_to=20, middle=True, keep=True),

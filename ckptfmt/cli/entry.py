@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, NoReturn
 
 from ckptfmt.cli.exit_codes import BROKEN_PIPE, OK, exit_code
@@ -48,6 +48,13 @@ exit codes: 0 ok, 1 the answer is no, 2 usage, 3 partial, 4 corrupt,
 14 storage, 15 no space, 70 a bug, 130 interrupted"""
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """As its base, which loads all of shutil, compressors too, to ask for the terminal's width."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=(Output().width or 80) - 2)
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises instead of exiting, so that usage errors look like all others."""
 
@@ -55,15 +62,20 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, reason="arguments", do=f'see "{self.prog} --help"')
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole program."""
+def build_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The parser of the program.
+
+    Args:
+        argv: What it is going to parse: commands that are not in it have a name and a summary, and
+            their modules are not loaded. None: all of them.
+    """
     from ckptfmt import __version__
 
     parser = _Parser(
         prog="ckptfmt",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ckptfmt {__version__}")
@@ -71,13 +83,16 @@ def build_parser() -> argparse.ArgumentParser:
         dest="command", metavar="COMMAND", required=True, title="commands", parser_class=_Parser
     )
     for name, summary in COMMANDS.items():
+        if argv is not None and name not in argv:
+            commands.add_parser(name, help=summary, formatter_class=_Formatter)
+            continue
         module = importlib.import_module(f"ckptfmt.cli.{name}")
         sub = commands.add_parser(
             name,
             help=summary,
             description=module.DESCRIPTION,
             epilog=module.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
             allow_abbrev=False,
         )
         module.add_arguments(sub)
@@ -117,30 +132,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str], out: Output) -> int:
-    args = build_parser().parse_args(argv)
+    args = build_parser(argv).parse_args(argv)
     out.json, out.quiet, out.verbose = args.json, args.quiet, args.verbose
     out.color = not args.no_color
     args.storage_options = parse_storage_options(args.storage_option)
-    handler = _log_to_stderr(out)
-    try:
-        with out.warnings_shown():
-            code: int = args.run(args, out)
-        sys.stdout.flush()
-        return code
-    finally:
-        if handler is not None:
-            logging.getLogger("ckptfmt").removeHandler(handler)
+    with _log_shown(out), out.warnings_shown():
+        code: int = args.run(args, out)
+    sys.stdout.flush()
+    return code
 
 
-def _log_to_stderr(out: Output) -> logging.Handler | None:
+@contextmanager
+def _log_shown(out: Output) -> Iterator[None]:
+    """With -v the log is on stderr while a command runs."""
     if not out.verbose:
-        return None
+        yield
+        return
+    import logging  # here: who asks for no log need not load it
+
     logger = logging.getLogger("ckptfmt")
     handler = logging.StreamHandler(out.stderr)
     handler.setFormatter(logging.Formatter("ckptfmt: %(levelname)s: %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if out.verbose >= 2 else logging.INFO)
-    return handler
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _leave(request: SystemExit) -> int:

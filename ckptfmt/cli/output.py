@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -59,13 +58,22 @@ class Output:
         columns = os.environ.get("COLUMNS", "")
         if columns.isdecimal() and int(columns) > 0:
             return max(20, int(columns))
-        if not self.stdout.isatty():
-            return None
+        return max(20, self._screen()[0] or 80) if self.stdout.isatty() else None
+
+    @property
+    def height(self) -> int:
+        """Lines of the terminal; 60 where there is none, unless LINES is set."""
+        lines = os.environ.get("LINES", "")
+        if lines.isdecimal() and int(lines) > 0:
+            return int(lines)
+        return self._screen()[1] or 60
+
+    def _screen(self) -> tuple[int, int]:
+        # Not by shutil, which brings all compressors along: 2 ms of a start.
         try:
-            width = os.get_terminal_size(self.stdout.fileno()).columns
+            return os.get_terminal_size(self.stdout.fileno())
         except (OSError, ValueError):
-            width = 0
-        return max(20, width or 80)
+            return 0, 0
 
     def result(
         self, document: Mapping[str, object], *shown: Table | str, whole: bool = False
@@ -104,6 +112,8 @@ class Output:
         if self.json:
             write_json({"error": _error_form(error, message)}, self.stderr, indent=None)
         if self.verbose >= 2:
+            import traceback  # here: whoever needs it has time
+
             lines = traceback.format_exception(error)
             self.stderr.write("\n".join(escape(x) for x in "".join(lines).splitlines()) + "\n")
 

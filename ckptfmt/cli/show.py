@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if args.depth == 0 or not leaves:
         out.result({}, *head)
         return OK
-    table = _flat(leaves) if args.all else _tree(leaves, args.depth, verbose=out.verbose > 0)
+    table = _flat(leaves) if args.all else _tree(leaves, args.depth, out)
     out.result({}, *head, "", table)
     return OK
 
@@ -143,11 +142,11 @@ def _flat(leaves: Sequence[Leaf]) -> Table:
     return table
 
 
-def _tree(leaves: Sequence[Leaf], depth: int | None, *, verbose: bool) -> Table:
+def _tree(leaves: Sequence[Leaf], depth: int | None, out: Output) -> Table:
+    verbose = out.verbose > 0
     root = build(leaves)
     if depth is None:
-        screen = shutil.get_terminal_size((80, 60)).lines
-        depth = automatic_depth(root, max(_ROWS_MIN, screen - 10), _SIBLINGS_MAX)
+        depth = automatic_depth(root, max(_ROWS_MIN, out.height - 10), _SIBLINGS_MAX)
         rows = rows_to_depth(root, depth, _SIBLINGS_MAX)
     else:
         rows = rows_to_depth(root, depth)

@@ -13,7 +13,7 @@ from ckptfmt.cli.table import Column, Table
 from ckptfmt.cli.text import format_count, format_nbytes
 
 if TYPE_CHECKING:
-    from ckptfmt.types import Damage
+    from ckptfmt.reports import Damage
 
 DESCRIPTION = """\
 Read every byte of all checkpoints (or of one): chunks, tables, padding,

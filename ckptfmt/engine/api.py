@@ -34,17 +34,9 @@ from ckptfmt.engine.where import (
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import CHUNK_NBYTES_DEFAULT, check_checkpoint_name, step_name
+from ckptfmt.reports import RestoreReport
 from ckptfmt.storage import Backend
-from ckptfmt.types import (
-    At,
-    CheckpointInfo,
-    DigestName,
-    IfExists,
-    Mode,
-    Plain,
-    RestoreReport,
-    Select,
-)
+from ckptfmt.types import At, CheckpointInfo, DigestName, IfExists, Mode, Plain, Select
 
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}

@@ -41,7 +41,7 @@ from ckptfmt.engine.rng import (
 )
 from ckptfmt.engine.tree import Visit, capture, unflatten
 from ckptfmt.errors import UsageError
-from ckptfmt.types import Mismatch
+from ckptfmt.reports import Mismatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

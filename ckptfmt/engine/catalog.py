@@ -11,9 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckptfmt.engine.arena import aligned_buffer
 from ckptfmt.engine.where import looks_like_a_file, whole_number
 from ckptfmt.errors import ConflictError, CorruptError, FormatError, NotFoundError, warn
 from ckptfmt.format import (
@@ -24,12 +23,10 @@ from ckptfmt.format import (
     About,
     FilesSection,
     Header,
-    Index,
     index_key,
     parse_about,
     parse_files,
     parse_header,
-    parse_index,
     parse_index_key,
     parse_section,
     step_name,
@@ -37,6 +34,9 @@ from ckptfmt.format import (
 )
 from ckptfmt.storage import Backend, Entry
 from ckptfmt.types import At, CheckpointInfo, Key
+
+if TYPE_CHECKING:
+    from ckptfmt.format import Index
 
 HEAD_READ_NBYTES = 64 << 10
 _NOTE = re.compile(r"notes/([0-9a-f]{32})~(0|[1-9][0-9]*)\.index\Z")
@@ -146,6 +146,9 @@ def read_index(backend: Backend, listed: Listed) -> Index:
     """A whole index; its name must be its key's. Its leaf names are checked when they are used,
     which is before any data file is opened.
     """
+    from ckptfmt.engine.arena import aligned_buffer  # here: a listing does without
+    from ckptfmt.format import parse_index
+
     if not HEADER_NBYTES <= listed.nbytes <= SECTIONS_NBYTES_MAX + HEADER_NBYTES:
         raise CorruptError(
             "index has an impossible size",
@@ -365,6 +368,8 @@ def read_notes(backend: Backend, notes: Iterable[tuple[int, Entry]]) -> list[Abo
     """The `about` of each note, in order; an unreadable one is skipped with a CkptWarning."""
     made = []
     for _, entry in notes:
+        from ckptfmt.format import parse_index  # here: most listings have none
+
         try:
             made.append(parse_index(backend.get(entry.key, 0, entry.nbytes), entry.key).about)
         except NotFoundError:

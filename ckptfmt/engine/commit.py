@@ -7,7 +7,7 @@ before is written anew, one that is condemned after withdraws the index.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -57,7 +57,7 @@ def put_index(
             time. Nothing may be cleaned up then.
     """
     key = Key(index_key(document.about.name, generation))
-    commit_id = secrets.token_bytes(16)
+    commit_id = os.urandom(16)
     data = pack_index(document.about, document.files, document.placement, document.tree, commit_id)
     listed = Listed(document.about.name, generation, key, len(data))
     deadline = time.monotonic() + timeout_s

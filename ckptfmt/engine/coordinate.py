@@ -11,8 +11,8 @@ Spec: 08-protocol, 02-store (the marker).
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ class OpenSave:
 
 def new_txn() -> str:
     """128 random bits in hex: names a save (or a run of the collector) for ever."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def open_key(txn: str) -> Key:

@@ -48,8 +48,9 @@ from ckptfmt.errors import (
     UsageError,
     warn,
 )
+from ckptfmt.reports import GcReport
 from ckptfmt.storage import Backend, Entry
-from ckptfmt.types import GcReport, Key
+from ckptfmt.types import Key
 
 WORK_S = ABANDONED_AFTER_S / 2
 """A collector stops deleting this long after it put its list: later, others may remove that list."""

@@ -4,7 +4,7 @@ as it is. Spec: 02-store.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -97,7 +97,7 @@ def annotate(
         nbytes=0,
         tensors=0,
     )
-    data = pack_notes(note, secrets.token_bytes(16))
+    data = pack_notes(note, os.urandom(16))
     txn = about.txn.hex()
     taken = list_notes(backend).get(txn, [])
     number = taken[-1][0] + 1 if taken else 0

@@ -41,8 +41,9 @@ from ckptfmt.errors import (
 from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, digest, numpy_dtype
 from ckptfmt.format import Index as Document
+from ckptfmt.reports import VerifyReport
 from ckptfmt.storage import Backend
-from ckptfmt.types import At, CheckpointInfo, Index, Mode, Plain, Select, VerifyReport
+from ckptfmt.types import At, CheckpointInfo, Index, Mode, Plain, Select
 
 if TYPE_CHECKING:
     import tensorstore

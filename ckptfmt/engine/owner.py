@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 _active: set[tuple[int, str]] = set()
 """(pid, transaction or run) that this process itself has under way: what it no longer knows of is dead."""
@@ -85,7 +84,8 @@ class Owner:
 
 def _read_text(path: str) -> str | None:
     try:
-        return Path(path).read_text().strip() or None
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip() or None
     except (OSError, ValueError):
         return None
 
@@ -100,7 +100,8 @@ def _read_link(path: str) -> str | None:
 def _stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/<pid>/stat from the third on: the second holds a name with any bytes."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            text = file.read()
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,8 @@ from ckptfmt.engine.bind import Comparison
 from ckptfmt.engine.select import Matcher
 from ckptfmt.engine.source import Source
 from ckptfmt.errors import MismatchError
-from ckptfmt.types import RestoreReport, Select
+from ckptfmt.reports import RestoreReport
+from ckptfmt.types import Select
 
 _LINES_MAX = 40
 
@@ -123,6 +123,8 @@ def _not_allowed(names: Sequence[str], allowed: Select) -> list[str]:
 
 
 def _near(name: str, others: Sequence[str]) -> str:
+    import difflib  # here: a name that is right needs no neighbours
+
     close = difflib.get_close_matches(name, others[:5000], n=1, cutoff=0.6)
     return f" (stored: {close[0]}; rename={{{close[0]!r}: {name!r}}}?)" if close else ""
 

@@ -29,7 +29,8 @@ from ckptfmt.engine.tree import find_peers, walk
 from ckptfmt.errors import MismatchError, PartialRestoreError, UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name, pack_array
-from ckptfmt.types import Mode, RestoreReport, Select
+from ckptfmt.reports import RestoreReport
+from ckptfmt.types import Mode, Select
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -98,6 +97,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """What to do about a name that is not there: the nearest ones, or how to list them."""
     pool = list(names)
     if len(pool) <= 20_000:
+        import difflib  # here: a name that is right needs no neighbours
+
         close = difflib.get_close_matches(name, pool, n=3, cutoff=0.6)
         parts = [n for n in pool if n.rpartition("/")[2] == name.rpartition("/")[2]][:3]
         close = list(dict.fromkeys([*close, *parts]))[:3]

@@ -22,19 +22,17 @@ from ckptfmt.engine.catalog import (
     read_tags,
     warn_skipped,
 )
-from ckptfmt.engine.commit import delete_notes, still_used, withdraw
-from ckptfmt.engine.coordinate import check_store_marker
-from ckptfmt.engine.notes import QUARANTINE, annotate, check_metadata, check_metrics
 from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError, warn
-from ckptfmt.events import Progress
 from ckptfmt.format import check_tag, step_of
 from ckptfmt.storage import Backend, Capabilities, open_backend
-from ckptfmt.types import At, CheckpointInfo, GcReport, Key, Plain, StrPath, VerifyReport
+from ckptfmt.types import At, CheckpointInfo, Key, Plain, StrPath
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckptfmt.engine.open import Checkpoint
+    from ckptfmt.events import Progress
+    from ckptfmt.reports import GcReport, VerifyReport
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -173,7 +171,12 @@ class Store:
             at = info.name
         return find(self.backend, list_checkpoints(self.backend), at)
 
-    # -- changing -------------------------------------------------------------------------------
+    # -- changing: what only that needs is imported there, for `ckptfmt ls` does without --------
+
+    def _check_marker(self) -> None:
+        from ckptfmt.engine.coordinate import check_store_marker
+
+        check_store_marker(self.backend)
 
     def quarantine(self, at: At, reason: str) -> None:
         """Set a checkpoint aside: it is not latest any more, its data stays, `readmit` undoes it.
@@ -188,7 +191,9 @@ class Store:
                 found=repr(reason)[:80],
                 do="say it: whoever finds the checkpoint set aside will ask",
             )
-        check_store_marker(self.backend)
+        from ckptfmt.engine.notes import QUARANTINE, annotate
+
+        self._check_marker()
         for listed in self._find(at):
             name = listed.key.removeprefix("checkpoints/")
             aside = Listed(listed.name, listed.generation, Key(f"quarantine/{name}"), listed.nbytes)
@@ -202,7 +207,9 @@ class Store:
 
         A newer generation, saved meanwhile, stays the checkpoint of that name: a CkptWarning.
         """
-        check_store_marker(self.backend)
+        from ckptfmt.engine.notes import QUARANTINE, annotate
+
+        self._check_marker()
         aside = list_indexes(self.backend, "quarantine/")
         found = aside.get(name)
         if not found:
@@ -246,7 +253,7 @@ class Store:
 
     def tag(self, tag: str, at: At) -> None:
         """Give a checkpoint a tag; a tag that exists moves. It holds while the content stays."""
-        check_store_marker(self.backend)
+        self._check_marker()
         check_tag(tag)
         found = list_checkpoints(self.backend)
         if tag in found:
@@ -279,7 +286,7 @@ class Store:
 
     def untag(self, tag: str) -> None:
         """Remove a tag. NotFoundError if there is none."""
-        check_store_marker(self.backend)
+        self._check_marker()
         check_tag(tag)
         if self.backend.stat(Key(f"tags/{tag}")) is None:
             raise NotFoundError(
@@ -301,7 +308,9 @@ class Store:
         metadata: Mapping[str, Plain] = _NOTHING,
     ) -> None:
         """Add metrics and metadata after the commit: a note; the index does not change."""
-        check_store_marker(self.backend)
+        from ckptfmt.engine.notes import annotate, check_metadata, check_metrics
+
+        self._check_marker()
         numbers, values = check_metrics(metrics or {}), check_metadata(metadata or {})
         listed = self._readable(self._find(at))
         about = read_head(self.backend, listed.key, listed.nbytes).about
@@ -313,7 +322,9 @@ class Store:
         Raises:
             UsageError: It is tagged; `force=True` deletes it and its tags.
         """
-        check_store_marker(self.backend)
+        from ckptfmt.engine.commit import delete_notes, still_used, withdraw
+
+        self._check_marker()
         generations = self._find(at)
         name = generations[-1].name
         heads = [(listed, self._head(listed)) for listed in generations]

@@ -8,7 +8,6 @@ checkpoint and tensor that they hit; damaged files are marked (I7).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,10 +45,13 @@ from ckptfmt.format import (
     parse_table,
     starts,
 )
+from ckptfmt.reports import Damage, VerifyReport
 from ckptfmt.storage import Backend
-from ckptfmt.types import Damage, Key, Select, VerifyReport
+from ckptfmt.types import Key, Select
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ckptfmt.engine.open import Checkpoint
 
 _READ_NBYTES = 64 << 20

@@ -13,7 +13,8 @@ from ckptfmt.events import Event, Progress
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.opening import ForeignCheckpoint
 from ckptfmt.foreign.registry import read_foreign
-from ckptfmt.types import CheckpointInfo, ConvertReport, DigestName, IfExists, StrPath
+from ckptfmt.reports import ConvertReport
+from ckptfmt.types import CheckpointInfo, DigestName, IfExists, StrPath
 
 if TYPE_CHECKING:
     from ckptfmt.engine import Store

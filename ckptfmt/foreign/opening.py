@@ -13,7 +13,8 @@ import numpy as np
 from ckptfmt.errors import CorruptError, NotFoundError, UsageError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.registry import read_foreign
-from ckptfmt.types import CheckpointInfo, Damage, Mode, Select, StrPath, VerifyReport
+from ckptfmt.reports import Damage, VerifyReport
+from ckptfmt.types import CheckpointInfo, Mode, Select, StrPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

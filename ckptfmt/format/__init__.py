@@ -4,98 +4,110 @@ An *index* is the document of one checkpoint: a header and four sections (`about
 `placement`). A *data file* holds *chunks*, runs of a *region*'s bytes, and a table of them. A *name*
 is the path of a leaf, or the name of a checkpoint. `parse_*` takes bytes and believes nothing before
 it is checked; `pack_*` gives bytes.
+
+Names are loaded on first use: a listing needs neither trees nor data files.
 """
 
 from __future__ import annotations
 
-from ckptfmt.format.chunk import StoredChunk, check_chunk, decode_chunk, encode_chunk
-from ckptfmt.format.codecs import CODECS, RAW, Pipeline, decode, encode, parse_codec
-from ckptfmt.format.columns import CURE, ragged, starts
-from ckptfmt.format.datafile import (
-    FOOTER_NBYTES,
-    HEAD_NBYTES,
-    DataTable,
-    Footer,
-    finish_file,
-    gaps,
-    pack_footer,
-    pack_head,
-    pack_table,
-    parse_footer,
-    parse_head,
-    parse_table,
-)
-from ckptfmt.format.digests import DIGEST_NBYTES, Hasher, digest, digest_function, hasher
-from ckptfmt.format.dtypes import (
-    Dtype,
-    dtype_named,
-    dtype_of,
-    empty_array,
-    numpy_dtype,
-    pack_array,
-    packed_nbytes,
-    parse_array,
-)
-from ckptfmt.format.index import (
-    ABOUT,
-    FILES,
-    HEADER_NBYTES,
-    PLACEMENT,
-    TREE,
-    About,
-    Header,
-    Index,
-    empty_tree,
-    pack_index,
-    pack_notes,
-    parse_about,
-    parse_header,
-    parse_index,
-    parse_section,
-)
-from ckptfmt.format.limits import (
-    ALIGN_NBYTES,
-    BLOCK_NBYTES,
-    CHUNK_NBYTES_DEFAULT,
-    CHUNK_NBYTES_MAX,
-    CHUNK_NBYTES_MIN,
-    FILE_NBYTES_TARGET,
-    FILE_NBYTES_TARGET_REMOTE,
-    SECTIONS_NBYTES_MAX,
-    SMALL_TENSOR_NBYTES,
-    VALUE_NBYTES_MAX,
-)
-from ckptfmt.format.names import (
-    check_checkpoint_name,
-    check_tag,
-    escape_key,
-    index_key,
-    join_name,
-    parse_index_key,
-    parse_key,
-    split_name,
-    step_name,
-    step_of,
-)
-from ckptfmt.format.placement import FilesSection, PlacementSection, pack_placement, parse_files
-from ckptfmt.format.tables import PackedNames, parse_tables
-from ckptfmt.format.tree_parse import parse_tree
-from ckptfmt.format.tree_section import (
-    LEAF_PACKED,
-    LEAF_TENSOR,
-    LEAF_VALUE,
-    Attribute,
-    TreeSection,
-    pack_tree,
-)
-from ckptfmt.format.value_kinds import (
-    factory_name,
-    factory_of,
-    is_namedtuple,
-    namedtuple_class,
-    namedtuple_parts,
-)
-from ckptfmt.format.values import pack_value, parse_value
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "ABOUT": "head",
+    "ALIGN_NBYTES": "limits",
+    "BLOCK_NBYTES": "limits",
+    "CHUNK_NBYTES_DEFAULT": "limits",
+    "CHUNK_NBYTES_MAX": "limits",
+    "CHUNK_NBYTES_MIN": "limits",
+    "CODECS": "codecs",
+    "CURE": "columns",
+    "DIGEST_NBYTES": "digests",
+    "FILES": "head",
+    "FILE_NBYTES_TARGET": "limits",
+    "FILE_NBYTES_TARGET_REMOTE": "limits",
+    "FOOTER_NBYTES": "datafile",
+    "HEADER_NBYTES": "head",
+    "HEAD_NBYTES": "datafile",
+    "LEAF_PACKED": "tree_section",
+    "LEAF_TENSOR": "tree_section",
+    "LEAF_VALUE": "tree_section",
+    "PLACEMENT": "head",
+    "RAW": "codecs",
+    "SECTIONS_NBYTES_MAX": "limits",
+    "SMALL_TENSOR_NBYTES": "limits",
+    "TREE": "head",
+    "VALUE_NBYTES_MAX": "limits",
+    "About": "head",
+    "Attribute": "tree_section",
+    "DataTable": "datafile",
+    "Dtype": "dtypes",
+    "FilesSection": "placement",
+    "Footer": "datafile",
+    "Hasher": "digests",
+    "Header": "head",
+    "Index": "index",
+    "PackedNames": "tables",
+    "Pipeline": "codecs",
+    "PlacementSection": "placement",
+    "StoredChunk": "chunk",
+    "TreeSection": "tree_section",
+    "check_checkpoint_name": "names",
+    "check_chunk": "chunk",
+    "check_tag": "names",
+    "decode": "codecs",
+    "decode_chunk": "chunk",
+    "digest": "digests",
+    "digest_function": "digests",
+    "dtype_named": "dtypes",
+    "dtype_of": "dtypes",
+    "empty_array": "dtypes",
+    "empty_tree": "index",
+    "encode": "codecs",
+    "encode_chunk": "chunk",
+    "escape_key": "names",
+    "factory_name": "value_kinds",
+    "factory_of": "value_kinds",
+    "finish_file": "datafile",
+    "gaps": "datafile",
+    "hasher": "digests",
+    "index_key": "names",
+    "is_namedtuple": "value_kinds",
+    "join_name": "names",
+    "namedtuple_class": "value_kinds",
+    "namedtuple_parts": "value_kinds",
+    "numpy_dtype": "dtypes",
+    "pack_array": "dtypes",
+    "pack_footer": "datafile",
+    "pack_head": "datafile",
+    "pack_index": "index",
+    "pack_notes": "index",
+    "pack_placement": "placement",
+    "pack_table": "datafile",
+    "pack_tree": "tree_section",
+    "pack_value": "values",
+    "packed_nbytes": "dtypes",
+    "parse_about": "head",
+    "parse_array": "dtypes",
+    "parse_codec": "codecs",
+    "parse_files": "placement",
+    "parse_footer": "datafile",
+    "parse_head": "datafile",
+    "parse_header": "head",
+    "parse_index": "index",
+    "parse_index_key": "names",
+    "parse_key": "names",
+    "parse_section": "head",
+    "parse_table": "datafile",
+    "parse_tables": "tables",
+    "parse_tree": "tree_parse",
+    "parse_value": "values",
+    "ragged": "columns",
+    "split_name": "names",
+    "starts": "columns",
+    "step_name": "names",
+    "step_of": "names",
+}
 
 __all__ = [
     "ABOUT",
@@ -192,3 +204,98 @@ __all__ = [
     "step_name",
     "step_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ckptfmt.format' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ckptfmt.format.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+if TYPE_CHECKING:
+    from ckptfmt.format.chunk import StoredChunk, check_chunk, decode_chunk, encode_chunk
+    from ckptfmt.format.codecs import CODECS, RAW, Pipeline, decode, encode, parse_codec
+    from ckptfmt.format.columns import CURE, ragged, starts
+    from ckptfmt.format.datafile import (
+        FOOTER_NBYTES,
+        HEAD_NBYTES,
+        DataTable,
+        Footer,
+        finish_file,
+        gaps,
+        pack_footer,
+        pack_head,
+        pack_table,
+        parse_footer,
+        parse_head,
+        parse_table,
+    )
+    from ckptfmt.format.digests import DIGEST_NBYTES, Hasher, digest, digest_function, hasher
+    from ckptfmt.format.dtypes import (
+        Dtype,
+        dtype_named,
+        dtype_of,
+        empty_array,
+        numpy_dtype,
+        pack_array,
+        packed_nbytes,
+        parse_array,
+    )
+    from ckptfmt.format.head import (
+        ABOUT,
+        FILES,
+        HEADER_NBYTES,
+        PLACEMENT,
+        TREE,
+        About,
+        Header,
+        parse_about,
+        parse_header,
+        parse_section,
+    )
+    from ckptfmt.format.index import Index, empty_tree, pack_index, pack_notes, parse_index
+    from ckptfmt.format.limits import (
+        ALIGN_NBYTES,
+        BLOCK_NBYTES,
+        CHUNK_NBYTES_DEFAULT,
+        CHUNK_NBYTES_MAX,
+        CHUNK_NBYTES_MIN,
+        FILE_NBYTES_TARGET,
+        FILE_NBYTES_TARGET_REMOTE,
+        SECTIONS_NBYTES_MAX,
+        SMALL_TENSOR_NBYTES,
+        VALUE_NBYTES_MAX,
+    )
+    from ckptfmt.format.names import (
+        check_checkpoint_name,
+        check_tag,
+        escape_key,
+        index_key,
+        join_name,
+        parse_index_key,
+        parse_key,
+        split_name,
+        step_name,
+        step_of,
+    )
+    from ckptfmt.format.placement import FilesSection, PlacementSection, pack_placement, parse_files
+    from ckptfmt.format.tables import PackedNames, parse_tables
+    from ckptfmt.format.tree_parse import parse_tree
+    from ckptfmt.format.tree_section import (
+        LEAF_PACKED,
+        LEAF_TENSOR,
+        LEAF_VALUE,
+        Attribute,
+        TreeSection,
+        pack_tree,
+    )
+    from ckptfmt.format.value_kinds import (
+        factory_name,
+        factory_of,
+        is_namedtuple,
+        namedtuple_class,
+        namedtuple_parts,
+    )
+    from ckptfmt.format.values import pack_value, parse_value

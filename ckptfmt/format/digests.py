@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,8 +22,15 @@ class Hasher(Protocol):
     def digest(self) -> bytes: ...
 
 
+def _sha256_hasher(buffer: bytes | bytearray | memoryview = b"") -> Hasher:
+    # Imported here: OpenSSL takes milliseconds to load, and most stores do without.
+    import hashlib
+
+    return hashlib.sha256(buffer)
+
+
 def _sha256(buffer: bytes | bytearray | memoryview) -> bytes:
-    return hashlib.sha256(buffer).digest()
+    return _sha256_hasher(buffer).digest()
 
 
 _FUNCTIONS: dict[str, Callable[[bytes | bytearray | memoryview], bytes]] = {
@@ -59,7 +65,7 @@ def digest_function(algorithm: str) -> Callable[[bytes | bytearray | memoryview]
 def hasher(algorithm: str) -> Hasher:
     """A digest that is given its bytes piece by piece."""
     digest_function(algorithm)  # which refuses an unknown one
-    return xxhash.xxh3_128() if algorithm == "xxh3-128" else hashlib.sha256()
+    return xxhash.xxh3_128() if algorithm == "xxh3-128" else _sha256_hasher()
 
 
 def algorithm_name(code: int, where: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.format.codecs import Pipeline
 from ckptfmt.format.columns import (
     U8,
     U32,
@@ -33,7 +32,10 @@ from ckptfmt.format.limits import (
     PIPELINES_MAX,
 )
 from ckptfmt.format.tables import parse_tables
-from ckptfmt.format.tree_section import TreeSection
+
+if TYPE_CHECKING:
+    from ckptfmt.format.codecs import Pipeline
+    from ckptfmt.format.tree_section import TreeSection
 
 
 @dataclass(frozen=True, slots=True)

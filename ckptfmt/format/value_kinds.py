@@ -22,7 +22,6 @@ import numpy as np
 
 from ckptfmt.errors import UsageError
 from ckptfmt.format.value_scalars import (
-    PATHS,
     Decoder,
     Encoder,
     array_of,
@@ -40,6 +39,7 @@ from ckptfmt.format.value_scalars import (
     encode_np_dtype,
     encode_path,
     encode_zone,
+    is_path,
     require,
     typed,
 )
@@ -223,7 +223,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("namedtuple", _encode_namedtuple, _decode_namedtuple),
     Kind("np", encode_np, decode_np),
     Kind("np.dtype", encode_np_dtype, decode_np_dtype),
-    Kind("path", encode_path, decode_path, tuple(PATHS.values())),
+    Kind("path", encode_path, decode_path),
     Kind("datetime", encode_moment, decode_moment(datetime.datetime), (datetime.datetime,)),
     Kind("time", encode_moment, decode_moment(datetime.time), (datetime.time,)),
     Kind("date", lambda obj, *_: obj.isoformat(), decode_date, (datetime.date,)),
@@ -280,6 +280,8 @@ def find_kind(obj: object, *, registered: bool) -> Kind | None:
         return row
     if isinstance(obj, np.generic):
         return KINDS_BY_TAG["np"]
+    if is_path(kind):
+        return KINDS_BY_TAG["path"]
     return KINDS_BY_TAG["np.dtype"] if isinstance(obj, np.dtype) else None
 
 

@@ -6,9 +6,9 @@ Each has a pair of functions for its payload; the rows are in `value_kinds`. Spe
 from __future__ import annotations
 
 import datetime
-import pathlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from ckptfmt.format.dtypes import (
     pack_array,
     parse_array,
 )
+
+if TYPE_CHECKING:
+    import pathlib
 
 
 class Encoder(Protocol):
@@ -136,13 +139,13 @@ def decode_np_dtype(raw: Any, decoder: Decoder, level: int) -> np.dtype[Any]:
     return _numpy_dtype(raw)[1]
 
 
-PATHS: Mapping[str, type[pathlib.PurePath]] = {
-    kind.__name__: kind
-    for kind in (
-        *(pathlib.PosixPath, pathlib.WindowsPath),
-        *(pathlib.PurePosixPath, pathlib.PureWindowsPath),
-    )
-}
+_PATHS = frozenset({"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"})
+
+
+def is_path(kind: type) -> bool:
+    """Whether this is one of the four classes of paths; who has none need not load them."""
+    name, home = kind.__name__, sys.modules.get("pathlib")
+    return name in _PATHS and getattr(home, name, None) is kind
 
 
 def encode_path(obj: Any, encoder: Encoder, level: int) -> object:
@@ -150,10 +153,14 @@ def encode_path(obj: Any, encoder: Encoder, level: int) -> object:
 
 
 def decode_path(raw: Any, decoder: Decoder, level: int) -> pathlib.PurePath:
+    import pathlib  # here: it brings a parser of URLs along, and few values are paths
+
     name, text = array_of(raw, 2)
-    kind = PATHS[typed(name, str)]
+    require(typed(name, str) in _PATHS, "no kind of path")
+    kind: type[pathlib.PurePath] = getattr(pathlib, name)
     if issubclass(kind, pathlib.Path) and not isinstance(pathlib.Path(), kind):
-        kind = PATHS[f"Pure{name}"]  # the other system's paths exist here without a file system
+        # The other system's paths exist here without a file system.
+        kind = getattr(pathlib, f"Pure{name}")
     return kind(typed(text, str))
 
 

@@ -11,7 +11,8 @@ from ckptfmt.engine import Checkpoint, Store
 from ckptfmt.errors import FormatError, NotFoundError, StorageError
 from ckptfmt.format import step_name
 from ckptfmt.manager.guard import BAD_RESUMES_MAX
-from ckptfmt.types import CheckpointInfo, Rejected
+from ckptfmt.reports import Rejected
+from ckptfmt.types import CheckpointInfo
 
 Validator = Callable[[Mapping[str, Any], CheckpointInfo], None]
 T = TypeVar("T")

@@ -44,7 +44,8 @@ from ckptfmt.manager.preemption import Preemption
 from ckptfmt.manager.pruning import MARK
 from ckptfmt.manager.watching import Watching
 from ckptfmt.manager.when import When, every
-from ckptfmt.types import At, CheckpointInfo, Plain, Rejected, RestoreReport, Select, StrPath
+from ckptfmt.reports import Rejected, RestoreReport
+from ckptfmt.types import At, CheckpointInfo, Plain, Select, StrPath
 
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import threading
 import warnings
 from contextlib import suppress
@@ -72,7 +71,7 @@ def probe_method(folder: str) -> Method | None:
 
 
 def _try_methods(folder: str) -> Method:
-    stem = os.path.join(folder, f"probe-{secrets.token_hex(16)}")
+    stem = os.path.join(folder, f"probe-{os.urandom(16).hex()}")
     names = [f"{stem}-{letter}" for letter in "abc"]
     try:
         for name in names[:2]:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import secrets
 import stat as stat_bits
 import sys
 import threading
-import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -253,7 +251,7 @@ class LocalBackend(Backend):
         self._check_writable(key)
         path = self._path(key)
         if not key.startswith("tmp/"):
-            path = self._path(Key(f"tmp/put-{secrets.token_hex(16)}"))
+            path = self._path(Key(f"tmp/put-{os.urandom(16).hex()}"))
         try:
             fd = self._create_file(path)
         except OSError as error:
@@ -274,7 +272,7 @@ class LocalBackend(Backend):
     def put_if_absent(self, key: Key, data: Buffer, *, durable: bool) -> bool:
         self._check_writable(key)
         target = self._path(key)
-        temporary = self._path(Key(f"tmp/put-{secrets.token_hex(16)}"))
+        temporary = self._path(Key(f"tmp/put-{os.urandom(16).hex()}"))
         try:
             fd = self._create_file(temporary)
             try:
@@ -467,7 +465,11 @@ def _path_of(url: StrPath) -> str:
         raise UsageError("not a path", reason="url", where=ascii(text), found="a NUL")
     if not isinstance(url, str) or not text.startswith("file:"):
         return text
-    parts = urllib.parse.urlsplit(text)
+    # Imported here: it brings an HTTP client along, which a plain path does without.
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
             "not a local file",
@@ -476,9 +478,6 @@ def _path_of(url: StrPath) -> str:
             found=f"host {parts.netloc}",
             do="a path after file: begins with three slashes, file:///runs/a",
         )
-    # Imported here: it brings an HTTP client along, which a plain path does without.
-    from urllib.request import url2pathname
-
     # A `?` or `#` is part of a name here: nobody queries a directory.
     rest = text[len("file:") :]
     if rest.startswith("//"):

@@ -7,7 +7,7 @@ was named lives as long as the process, or until `MemoryBackend.forget`. Spec: 0
 from __future__ import annotations
 
 import bisect
-import secrets
+import os
 import threading
 import time
 import weakref
@@ -91,7 +91,7 @@ class MemoryBackend(Backend):
             if name:
                 space = _private.get(name) or _named.setdefault(name, _Space())
             else:
-                name = f"private-{secrets.token_hex(8)}"
+                name = f"private-{os.urandom(8).hex()}"
                 space = _private[name] = _Space()
         self._space = space
         self.url = f"memory://{name}"

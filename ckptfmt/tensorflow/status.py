@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ckptfmt.errors import MismatchError
-from ckptfmt.types import RestoreReport
+from ckptfmt.reports import RestoreReport
 
 
 class RestoreStatus:

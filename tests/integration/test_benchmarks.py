@@ -30,6 +30,10 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
         {"save", "cold restore", "cold restore checked", "cold restore spare"},
         {"peak_nbytes"},
     ),
+    "start": (
+        {"--help", "--version", "ls", "show", "cat", "diff", "verify", "tag", "rm"},
+        {"over_numpy_s", "over_numpy_cpu_s"},
+    ),
     "part": ({"cold part"}, {"asked_nbytes", "disk_nbytes"}),
 }
 

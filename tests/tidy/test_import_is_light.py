@@ -6,6 +6,12 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckptfmt
 
 HEAVY = {
     *{"numpy", "ml_dtypes", "msgpack", "xxhash", "zstandard", "fsspec", "rich", "tensorstore"},
@@ -51,6 +57,49 @@ def test_saving_numpy_loads_no_framework_and_no_client() -> None:
         loaded & {"torch", "tensorflow", "keras", "jax", "s3fs", "botocore", "tensorstore"} == set()
     )
     assert "numpy" in loaded
+
+
+# Beside NumPy, a command of a small store costs what it imports: half a millisecond a module, and
+# several where a module makes classes or brings a library along. What these brought, once:
+NOT_FOR_A_COMMAND = {
+    *{"logging", "hashlib", "secrets", "urllib.parse", "pathlib", "shutil", "zlib", "difflib"},
+    *{"concurrent.futures", "traceback", "zstandard", "ml_dtypes", "rich", "fsspec", "tensorstore"},
+    *{"ckptfmt.foreign", "ckptfmt.engine.api", "ckptfmt.engine.save", "ckptfmt.engine.restore"},
+    *{"ckptfmt.engine.background", "ckptfmt.engine.bind", "ckptfmt.storage.memory"},
+}
+NOT_FOR_A_LISTING = NOT_FOR_A_COMMAND | {
+    *{"ckptfmt.events", "ckptfmt.reports", "ckptfmt.format.index", "ckptfmt.format.datafile"},
+    *{"ckptfmt.format.chunk", "ckptfmt.format.tree_section", "ckptfmt.format.tree_parse"},
+    *{"ckptfmt.engine.coordinate", "ckptfmt.engine.commit", "ckptfmt.engine.notes"},
+    *{"ckptfmt.engine.open", "ckptfmt.engine.tree", "ckptfmt.engine.plan", "ckptfmt.engine.read"},
+}
+
+
+def modules_of(*code: str) -> set[str]:
+    """Names in sys.modules after these lines; what they print is left out."""
+    lines = ["import sys", *code, "sys.stderr.write(' '.join(sys.modules))"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, text=True
+    )
+    return set(done.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def with_numpy() -> set[str]:
+    return modules_of("import numpy")
+
+
+@pytest.mark.parametrize(
+    "command", ["ls {}", "show {}", "cat {} w", "diff {}@1 {}@2", "verify {}", "tag {}@1 best"]
+)
+def test_a_command_loads_what_it_needs(command: str, tmp_path: Path, with_numpy: set[str]) -> None:
+    for step in (1, 2):
+        ckptfmt.save({"w": np.arange(step)}, tmp_path, step=step, metadata={"epoch": step})
+    main = f"main({command.format(*[tmp_path] * 2).split()!r})"
+    loaded = modules_of("from ckptfmt.cli import main", main)
+    assert "ckptfmt.engine.store" in loaded
+    heavy = NOT_FOR_A_LISTING if command.startswith("ls") else NOT_FOR_A_COMMAND
+    assert (loaded - with_numpy) & heavy == set()
 
 
 def test_import_is_fast() -> None:

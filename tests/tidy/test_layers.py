@@ -16,6 +16,7 @@ LAYERS = {
     "errors": 0,
     "types": 0,
     "events": 0,
+    "reports": 1,
     "config": 1,
     "format": 2,
     "storage": 2,

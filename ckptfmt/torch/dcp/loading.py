@@ -16,11 +16,12 @@ from ckptfmt import config
 from ckptfmt.engine import api, remember
 from ckptfmt.errors import CheckpointError, PartialRestoreError
 from ckptfmt.format import escape_key
+from ckptfmt.reports import RestoreReport
 from ckptfmt.torch.dcp.boxes import BoxCopy, copy_boxes, put
 from ckptfmt.torch.dcp.group import Group, is_alone, quietly, unwrapped
 from ckptfmt.torch.dcp.planners import StrictLoadPlanner
 from ckptfmt.torch.dcp.reader import CkptfmtReader, Where, give_value
-from ckptfmt.types import At, RestoreReport
+from ckptfmt.types import At
 
 
 def load(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ckptfmt.cli.json_form import json_value, write_json
-from ckptfmt.types import Damage
+from ckptfmt.reports import Damage
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,11 @@ from ckptfmt.errors import (
     UnsupportedError,
     UsageError,
 )
+from ckptfmt.reports import GcReport
 from ckptfmt.storage import Backend, Capabilities, Entry, open_backend
 from ckptfmt.storage.memory import MemoryBackend, _Space
 from ckptfmt.testing import FaultyBackend
-from ckptfmt.types import GcReport, Key
+from ckptfmt.types import Key
 
 A, B, C, D = (letter * 32 for letter in "abcd")
 ELSEWHERE = Owner("elsewhere", "boot", "pid:[1]", 7, 7)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.types import Mismatch, RestoreReport
+from ckptfmt.reports import Mismatch, RestoreReport
 
 
 def mismatch(target: Any, saved: Any, **options: Any) -> ckptfmt.MismatchError:

@@ -15,8 +15,9 @@ import pytest
 
 import ckptfmt
 from ckptfmt.events import Event
+from ckptfmt.reports import Damage
 from ckptfmt.testing import difference
-from ckptfmt.types import Damage, Key
+from ckptfmt.types import Key
 
 
 def small_tree(step: int) -> dict[str, Any]:
