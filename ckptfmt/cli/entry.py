@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": "read every byte and name what is damaged",
     "gc": "give back the space of what no checkpoint refers to",
     "rm": "delete a checkpoint",
+    "prune": "delete the checkpoints that no rule keeps",
     "tag": "give a checkpoint a second name: best, production",
     "convert": "make a checkpoint from a file of another format",
 }
