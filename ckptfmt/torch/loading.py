@@ -10,6 +10,7 @@ import torch
 from ckptfmt.engine import FRAMEWORK, Checkpoint, Matcher, Store, StoredLeaf, api
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
+from ckptfmt.torch.cuda import to_device
 from ckptfmt.torch.dtypes import holds
 from ckptfmt.torch.tensors import REQUIRES_GRAD, from_array
 from ckptfmt.types import At, Mode, Select, StrPath
@@ -122,7 +123,7 @@ def _tensor(array: NDArray[Any], leaf: StoredLeaf, device: Any, dtype: Any) -> A
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)
     if device is not None:
-        tensor = tensor.to(device)
+        tensor = to_device(tensor, device)
     if leaf.attributes.get(REQUIRES_GRAD) and (tensor.is_floating_point() or tensor.is_complex()):
         tensor.requires_grad_(True)
     return tensor

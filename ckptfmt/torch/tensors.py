@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from ckptfmt.engine import Comparison, Staged, TensorSource
 from ckptfmt.errors import UsageError
+from ckptfmt.torch.cuda import CUDA, fill, is_far
 from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried, name_of, numpy_dtype, torch_dtype
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ def source(tensor: Any, name: str) -> TensorSource:
         attributes[MEMORY_FORMAT] = memory_format
     if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
         attributes[REQUIRES_GRAD] = True
+    # A narrow type's spare bits are looked at on the host.
+    far = is_far(tensor) and not carried.narrow
     return TensorSource(
         dtype=carried.stored,
         shape=stored_shape(tensor),
@@ -109,6 +113,10 @@ def source(tensor: Any, name: str) -> TensorSource:
         identity=identity_of(tensor),
         attributes=attributes,
         keep=tensor,
+        device=CUDA if far else None,
+        copy_async=partial(CUDA.copy_async, tensor.device.index, partial(flat, tensor))
+        if far
+        else None,
     )
 
 
@@ -147,6 +155,12 @@ def bits(tensor: Any) -> Any:
     lazy = tensor.is_conj() or tensor.is_neg()
     width = None if lazy else _BITS.get(tensor.element_size())
     return tensor if width is None else tensor.view(width)
+
+
+def flat(tensor: Any) -> Any:
+    """The values in C order as one row of bytes, where they are; a view where it can be."""
+    plain = bits(tensor.detach().resolve_conj().resolve_neg())
+    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def to_array(tensor: Any, name: str = "") -> NDArray[Any]:
@@ -327,7 +341,7 @@ def _copy(tensor: Any, value: Any) -> None:
         if tensor.is_conj() or tensor.is_neg():
             tensor.detach().copy_(value)
         else:
-            bits(tensor).copy_(bits(value))
+            fill(bits(tensor), bits(value))
 
 
 def ask(
