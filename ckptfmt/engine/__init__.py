@@ -31,7 +31,7 @@ _HOMES = {
     "RestoreRequest": "restore",
     "SaveFuture": "background",
     "SaveOptions": "plan",
-    "SaveRequest": "save",
+    "SaveRequest": "request",
     "Staged": "adapter",
     "Store": "store",
     "StoredLeaf": "adapter",
@@ -151,12 +151,12 @@ if TYPE_CHECKING:
     from ckptfmt.engine.ranks import PerRank as PerRank
     from ckptfmt.engine.ranks import per_rank as per_rank
     from ckptfmt.engine.registered import register_type as register_type
+    from ckptfmt.engine.request import SaveRequest as SaveRequest
     from ckptfmt.engine.restore import RestoreRequest as RestoreRequest
     from ckptfmt.engine.restore import load_like as load_like
     from ckptfmt.engine.restore import load_tree as load_tree
     from ckptfmt.engine.restore import restore_tree as restore_tree
     from ckptfmt.engine.restore import source_of as source_of
-    from ckptfmt.engine.save import SaveRequest as SaveRequest
     from ckptfmt.engine.save import save_tree as save_tree
     from ckptfmt.engine.select import Matcher as Matcher
     from ckptfmt.engine.select import nearest as nearest

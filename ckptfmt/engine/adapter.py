@@ -67,6 +67,8 @@ class TensorSource:
         keep: Anything that must stay alive while the identity is compared.
         device: Where the tensor is, if staging is to copy it by `copy_async` instead of `fetch`;
             only if the packed bytes (spec 05) are the tensor's own, in C order.
+        parts: The boxes of it that this rank holds, which may be none; None: all of it, as every
+            rank does that has it. `fetch` is not called for a tensor in parts.
     """
 
     dtype: str
@@ -77,6 +79,15 @@ class TensorSource:
     keep: object = None
     device: Device | None = None
     copy_async: CopyAsync | None = None
+    parts: Sequence[Part] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a tensor that this rank holds: where it begins, per axis, and its own source."""
+
+    origin: tuple[int, ...]
+    source: TensorSource
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from ckptfmt.engine.notes import check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.engine.progress import check_progress
+from ckptfmt.engine.request import SaveRequest
 from ckptfmt.engine.restore import (
     Convert,
     RestoreRequest,
@@ -21,7 +22,7 @@ from ckptfmt.engine.restore import (
     restore_tree,
     source_of,
 )
-from ckptfmt.engine.save import SaveRequest, save_tree
+from ckptfmt.engine.save import save_tree
 from ckptfmt.engine.source import Source
 from ckptfmt.engine.where import (
     Where,

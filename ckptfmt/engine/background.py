@@ -19,7 +19,8 @@ from typing import Literal
 from ckptfmt import config
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.fingerprint import compare
-from ckptfmt.engine.save import Prepared, SaveRequest, finish_save, prepare_save
+from ckptfmt.engine.request import SaveRequest
+from ckptfmt.engine.save import Prepared, finish_save, prepare_save
 from ckptfmt.engine.stage import Staged, devices_of, plan_layout, stage_all
 from ckptfmt.errors import ConflictError
 from ckptfmt.events import Event

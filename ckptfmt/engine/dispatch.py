@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.engine.adapter import Adapter, Captured, ObjectKind, TensorSource
+from ckptfmt.engine.adapter import Adapter, Captured, ObjectKind, Part, TensorSource
 from ckptfmt.engine.registered import BY_NAME, BY_TYPE, packed
 from ckptfmt.engine.rng import generator_state, is_generator
+from ckptfmt.engine.sharded import Sharded
 from ckptfmt.errors import MissingExtraError, UnsupportedError, UsageError
 from ckptfmt.format import Dtype, dtype_of, pack_array, parse_array
 
@@ -125,7 +126,7 @@ def load_adapter(root: str) -> Adapter:
 def object_kind(obj: object) -> ObjectKind:
     """What an object that is no container is; "value" also for what a value may hold."""
     kind = type(obj)
-    if kind in _ARRAYS or kind is TensorSource:
+    if kind in _ARRAYS or kind is TensorSource or kind is Sharded:
         return "tensor"
     if isinstance(obj, np.ndarray):
         raise UsageError(
@@ -198,6 +199,18 @@ def array_source(array: NDArray[Any]) -> TensorSource:
     return TensorSource(dtype_of(dtype).name, array.shape, fetch, identity, _NO_ATTRIBUTES, array)
 
 
+def sharded_source(obj: Sharded) -> TensorSource:
+    """The source of boxes that the caller cut."""
+    parts = [
+        Part(tuple(map(int, origin)), array_source(np.asarray(array)))
+        for origin, array in obj.parts
+    ]
+    dtype = dtype_of(obj.dtype).name
+    source = TensorSource(dtype, obj.shape, partial(np.zeros, 0), ("id", id(obj)), {}, obj)
+    source.parts = parts
+    return source
+
+
 def _identity(array: NDArray[Any]) -> Hashable:
     """Equal for arrays of one memory, shape, strides and dtype.
 
@@ -225,6 +238,8 @@ def tensor_source(obj: Any, name: str) -> TensorSource:
         return obj
     if isinstance(obj, np.ndarray):
         return array_source(obj)
+    if isinstance(obj, Sharded):
+        return sharded_source(obj)
     adapter = adapter_of(obj)
     if adapter is not None and adapter.kind(obj) == "tensor":
         return adapter.source(obj, name)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from ckptfmt import __version__
-from ckptfmt.engine.arena import Ring
 from ckptfmt.engine.catalog import (
     Listed,
     find,
@@ -30,28 +28,23 @@ from ckptfmt.engine.commit import (
     check_or_withdraw,
     delete_lower,
     put_index,
-    sync_files,
 )
 from ckptfmt.engine.coordinate import (
     begin,
     clean_abandoned,
-    condemned,
     end,
     ensure_store_marker,
     new_txn,
     unusable,
 )
-from ckptfmt.engine.encode import Placed, encode_regions
 from ckptfmt.engine.lineage import recall, remember
 from ckptfmt.engine.notes import annotate
-from ckptfmt.engine.pipeline import Pipeline as Threads
-from ckptfmt.engine.plan import SaveOptions, SavePlan, plan_save
-from ckptfmt.engine.progress import Reporter
-from ckptfmt.engine.reuse import Bases
+from ckptfmt.engine.output import damaged_files, write_data
+from ckptfmt.engine.plan import SavePlan, plan_save
+from ckptfmt.engine.request import SaveRequest
+from ckptfmt.engine.sharded import refuse_parts
 from ckptfmt.engine.tree import flatten
-from ckptfmt.engine.write import DataFiles
 from ckptfmt.errors import (
-    ConflictError,
     ExistsError,
     FormatError,
     NotFoundError,
@@ -59,45 +52,24 @@ from ckptfmt.errors import (
     UsageError,
     warn,
 )
-from ckptfmt.events import Progress
 from ckptfmt.format import (
     FILE_NBYTES_TARGET_REMOTE,
     LEAF_PACKED,
     About,
     FilesSection,
     Index,
+    TreeSection,
     digest,
     pack_tree,
     pack_value,
     step_of,
 )
 from ckptfmt.storage import Backend
-from ckptfmt.types import At, CheckpointInfo, IfExists, Key
-
-REWRITES_MAX = 5
-"""How often a save writes chunks anew because a collector condemned them, before it gives up."""
+from ckptfmt.types import CheckpointInfo
 
 
 @dataclass(frozen=True, slots=True)
-class SaveRequest:
-    """What a save is asked for, names and defaults settled."""
-
-    name: str
-    step: int | None
-    metadata: Mapping[str, object]
-    metrics: Mapping[str, float]
-    if_exists: IfExists
-    options: SaveOptions
-    bases: Sequence[At] | None = None
-    timeout_s: float = 1800.0
-    progress: Progress = False
-    writer: str = f"ckptfmt {__version__}"
-    before_commit: Callable[[], None] = lambda: None
-    """Called when all data is written, before the index is put: the last chance to raise."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Existing:
+class Existing:
     """What stands under the name already; `generation` is the next one."""
 
     found: dict[str, list[Listed]]
@@ -113,7 +85,7 @@ class Prepared:
     backend: Backend
     request: SaveRequest
     plan: SavePlan
-    existing: _Existing
+    existing: Existing
     started_s: float
 
 
@@ -126,38 +98,52 @@ def save_tree(tree: object, backend: Backend, request: SaveRequest) -> Checkpoin
 def prepare_save(tree: object, backend: Backend, request: SaveRequest) -> Prepared | CheckpointInfo:
     """flatten -> plan, and refuse what can be refused. What is kept needs nothing more."""
     started_s = time.monotonic()
-    if request.if_exists == "keep":
-        kept = _look(backend, request.name)
-        if kept.listed is not None and kept.index is not None:
-            return _info(backend, kept.listed, kept.index.about, kept.index.files)
+    kept = kept_info(backend, request)
+    if kept is not None:
+        return kept
     flat, options = flatten(tree), request.options
+    refuse_parts(flat)
     if not backend.capabilities.late_key:
         options = replace(options, encoded_region_nbytes=FILE_NBYTES_TARGET_REMOTE)
     plan = plan_save(flat, options)
     ensure_store_marker(backend)
-    existing = _look(backend, request.name)
-    _refuse_early(backend, existing, plan, request)
+    existing = look(backend, request.name)
+    refuse_early(backend, existing, request)
+    refuse_other_structure(existing, plan.tree, request)
     return Prepared(backend, request, plan, existing, started_s)
+
+
+def kept_info(backend: Backend, request: SaveRequest) -> CheckpointInfo | None:
+    """What stands under the name already, if it is to be kept."""
+    if request.if_exists != "keep":
+        return None
+    kept = look(backend, request.name)
+    if kept.listed is None or kept.index is None:
+        return None
+    return _info(backend, kept.listed, kept.index.about, kept.index.files)
 
 
 def finish_save(prepared: Prepared) -> CheckpointInfo:
     """stage -> encode -> write -> commit."""
     backend, request, existing = prepared.backend, prepared.request, prepared.existing
-    with _open_save(backend, request, existing) as (txn, bases):
-        document, written = _write(backend, prepared.plan, request, bases, txn)
+    with open_save(backend, request, existing) as (txn, bases):
+        written = write_data(backend, prepared.plan, request, bases, txn)
+        tree = pack_tree(prepared.plan.tree)
+        about = about_of(backend, prepared.plan.tree, request, (txn, tree))
+        document = Document(about, written.files, written.placement, tree)
         request.before_commit()
-        info = _commit(backend, document, request, existing)
+        info = commit_document(backend, document, request, existing)
     remember(backend, info.name, document.about.tree_digest)
     seconds = time.monotonic() - prepared.started_s
-    return replace(info, written_nbytes=written, seconds=seconds)
+    return replace(info, written_nbytes=written.nbytes, seconds=seconds)
 
 
-def _look(backend: Backend, name: str) -> _Existing:
+def look(backend: Backend, name: str) -> Existing:
     generation = next_generation(backend, name)
     found = list_checkpoints(backend)
     newest = newest_readable(backend, found[name]) if name in found else None
     listed, index = newest or (None, None)
-    return _Existing(found, listed, index, generation)
+    return Existing(found, listed, index, generation)
 
 
 def _info(backend: Backend, listed: Listed, about: About, files: FilesSection) -> CheckpointInfo:
@@ -165,10 +151,8 @@ def _info(backend: Backend, listed: Listed, about: About, files: FilesSection) -
     return info_of(backend, listed, about, files, read_notes(backend, notes))
 
 
-def _refuse_early(
-    backend: Backend, existing: _Existing, plan: SavePlan, request: SaveRequest
-) -> None:
-    """Before a byte is staged: what would be refused at the commit, as far as it can be known."""
+def refuse_early(backend: Backend, existing: Existing, request: SaveRequest) -> None:
+    """Before a byte is staged: a name that cannot be saved to, or should not."""
     if read_tag(backend, request.name) is not None and existing.listed is None:
         raise UsageError(
             "this name is a tag",
@@ -178,13 +162,14 @@ def _refuse_early(
         )
     if request.name == "main" and any(step_of(name) is not None for name in existing.found):
         warn("saved as `main` beside steps: load(path) still takes the highest step")
-    if request.if_exists == "error" and existing.index is not None:
-        _refuse_other_structure(existing.index, plan, request)
 
 
-def _refuse_other_structure(index: Index, plan: SavePlan, request: SaveRequest) -> None:
-    """Names, shapes, dtypes or plain values differ from what the name holds."""
-    old, new = index.tree, plan.tree
+def refuse_other_structure(existing: Existing, new: TreeSection, request: SaveRequest) -> None:
+    """Before a byte is staged: names, shapes, dtypes or plain values differ from what the name
+    holds. (Other bytes are found at the commit.)"""
+    if request.if_exists != "error" or existing.index is None:
+        return
+    old = existing.index.tree
     same = (
         old.leaf_names == new.leaf_names
         and old.values == new.values
@@ -214,8 +199,8 @@ def _exists(request: SaveRequest) -> ExistsError:
 
 
 @contextmanager
-def _open_save(
-    backend: Backend, request: SaveRequest, existing: _Existing
+def open_save(
+    backend: Backend, request: SaveRequest, existing: Existing
 ) -> Iterator[tuple[str, list[Index]]]:
     """Announce the save, then open its bases: nothing else may be reused (I4)."""
     clean_abandoned(backend)
@@ -224,7 +209,7 @@ def _open_save(
     pairs = [(listed.name, listed.generation) for listed in chosen]
     begin(backend, txn, step=request.step, name=request.name, bases=pairs)
     try:
-        yield txn, _open_bases(backend, chosen)
+        yield txn, open_bases(backend, chosen)
     except StorageError as error:
         # What a commit of unknown outcome may need stays, and so does its `open`.
         if error.reason != "commit-unknown":
@@ -247,7 +232,7 @@ def choose_bases(
     return [found[name][-1] for name in names if name in found]
 
 
-def _open_bases(backend: Backend, chosen: Sequence[Listed]) -> list[Index]:
+def open_bases(backend: Backend, chosen: Sequence[Listed]) -> list[Index]:
     """A base that cannot be read only costs reuse."""
     made = []
     for listed in chosen:
@@ -260,95 +245,36 @@ def _open_bases(backend: Backend, chosen: Sequence[Listed]) -> list[Index]:
     return made
 
 
-def _damaged(backend: Backend) -> set[str]:
-    """Files known to be rotten: no chunk of them is reused (I7)."""
-    return {entry.key.removeprefix("damaged/") for entry in backend.list("damaged/")}
+def now() -> str:
+    """This moment, as an index has it; nothing depends on it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _write(
-    backend: Backend, plan: SavePlan, request: SaveRequest, bases: Sequence[Index], txn: str
-) -> tuple[Document, int]:
-    """Data files and the document; again, without what a collector condemned meanwhile."""
-    damaged = _damaged(backend)
-    refused = set(damaged)
-    bad: set[str] = set()
-    for _ in range(REWRITES_MAX):
-        named = condemned(backend)
-        usable = _usable_bases(backend, bases, request, refused | named)
-        placed, files = _write_once(backend, plan, request, (usable, named, txn))
-        tree = pack_tree(plan.tree)
-        document = Document(
-            _about(backend, plan, request, (txn, digest(tree, request.options.digest))),
-            *placed.finish(files.ids, {**usable.files, **files.done}, plan.tree.chunk_digests),
-            tree,
-        )
-        if request.options.durable:
-            sync_files(backend, document.sizes())
-        bad = unusable(backend, document.sizes())
-        if not bad:
-            for file in damaged & files.done.keys():  # written anew: healed
-                backend.delete(Key(f"damaged/{file}"))
-            return document, sum(files.done.values())
-        refused |= bad
-    raise ConflictError(
-        "a collector condemned files of this save again and again",
-        reason="collected",
-        where=f"data/{min(bad)}",
-        do="run gc less often, or with a longer grace, and save again",
-    )
-
-
-def _usable_bases(
-    backend: Backend, bases: Sequence[Index], request: SaveRequest, refused: set[str]
-) -> Bases:
-    made = Bases(bases, request.options.digest, refused)
-    gone = unusable(backend, made.files)
-    return Bases(bases, request.options.digest, refused | gone) if gone else made
-
-
-def _write_once(
-    backend: Backend, plan: SavePlan, request: SaveRequest, into: tuple[Bases, set[str], str]
-) -> tuple[Placed, DataFiles]:
-    bases, named, txn = into
-    total = int(plan.tree.region_nbytes.sum())
-    with (
-        Reporter(
-            request.progress, "save", total, checkpoint=request.name, step=request.step
-        ) as reporter,
-        Ring() as ring,
-        Threads() as threads,
-    ):
-        reserve = not bases.files
-        files = DataFiles(backend, txn, threads, plan, named, ring=ring, reserve=reserve)
-        try:
-            return encode_regions(plan, bases, files, threads, reporter), files
-        except BaseException:
-            files.abort()
-            raise
-
-
-def _about(backend: Backend, plan: SavePlan, request: SaveRequest, ids: tuple[str, bytes]) -> About:
-    txn, tree_digest = ids
+def about_of(
+    backend: Backend, tree: TreeSection, request: SaveRequest, of: tuple[str, bytes]
+) -> About:
+    """The `about` section; `of` is the txn and the packed tree."""
+    txn, packed = of
     return About(
         name=request.name,
         step=request.step,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        created=now(),
         txn=bytes.fromhex(txn),
         parent=recall(backend),
         writer=request.writer,
         algorithm=request.options.digest,
-        tree_digest=tree_digest,
+        tree_digest=digest(packed, request.options.digest),
         metrics=request.metrics,
         metadata=request.metadata,
-        nbytes=int(plan.tree.region_nbytes.sum()),
-        tensors=len(plan.tree.tensor_dtypes) - int((plan.tree.leaf_kinds == LEAF_PACKED).sum()),
+        nbytes=int(tree.region_nbytes.sum()),
+        tensors=len(tree.tensor_dtypes) - int((tree.leaf_kinds == LEAF_PACKED).sum()),
     )
 
 
-def _commit(
-    backend: Backend, document: Document, request: SaveRequest, existing: _Existing
+def commit_document(
+    backend: Backend, document: Document, request: SaveRequest, existing: Existing
 ) -> CheckpointInfo:
-    """Put the index, unless the name holds this tree already."""
+    """Put the index, unless the name holds this tree already; the checks of I4 before and after."""
     while True:
         listed, index = existing.listed, existing.index
         if listed is not None and index is not None:
@@ -369,7 +295,7 @@ def _commit(
         )
         if put is not None:
             break
-        existing = _look(backend, request.name)
+        existing = look(backend, request.name)
     check_or_withdraw(backend, document, put)
     delete_lower(backend, put)
     return info_of(backend, put, document.about, document.files)
@@ -386,7 +312,7 @@ def _is_broken(backend: Backend, index: Index, document: Document) -> bool:
     that this save has just checked or written anew."""
     old = dict(zip(index.files.ids, index.files.nbytes.tolist()))
     rest = {file: nbytes for file, nbytes in old.items() if file not in document.sizes()}
-    return bool(rest) and bool(unusable(backend, rest) or _damaged(backend) & rest.keys())
+    return bool(rest) and bool(unusable(backend, rest) or damaged_files(backend) & rest.keys())
 
 
 def _healed(backend: Backend, listed: Listed, index: Index, document: Document) -> Document:

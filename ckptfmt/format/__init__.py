@@ -44,14 +44,17 @@ _HOMES = {
     "Dtype": "dtypes",
     "FilesSection": "placement",
     "Footer": "datafile",
+    "Fragment": "fragment",
     "Hasher": "digests",
     "Header": "head",
     "Index": "index",
     "PackedNames": "tables",
     "Pipeline": "codecs",
     "PlacementSection": "placement",
+    "Replicas": "fragment",
     "StoredChunk": "chunk",
     "TreeSection": "tree_section",
+    "are_tiled": "boxes",
     "check_checkpoint_name": "names",
     "check_chunk": "chunk",
     "check_tag": "names",
@@ -79,6 +82,7 @@ _HOMES = {
     "numpy_dtype": "dtypes",
     "pack_array": "dtypes",
     "pack_footer": "datafile",
+    "pack_fragment": "fragment",
     "pack_head": "datafile",
     "pack_index": "index",
     "pack_notes": "index",
@@ -92,6 +96,7 @@ _HOMES = {
     "parse_codec": "codecs",
     "parse_files": "placement",
     "parse_footer": "datafile",
+    "parse_fragment": "fragment",
     "parse_head": "datafile",
     "parse_header": "head",
     "parse_index": "index",
@@ -103,6 +108,7 @@ _HOMES = {
     "parse_tree": "tree_parse",
     "parse_value": "values",
     "ragged": "columns",
+    "region_digest": "fragment",
     "split_name": "names",
     "starts": "columns",
     "step_name": "names",
@@ -140,14 +146,17 @@ __all__ = [
     "Dtype",
     "FilesSection",
     "Footer",
+    "Fragment",
     "Hasher",
     "Header",
     "Index",
     "PackedNames",
     "Pipeline",
     "PlacementSection",
+    "Replicas",
     "StoredChunk",
     "TreeSection",
+    "are_tiled",
     "check_checkpoint_name",
     "check_chunk",
     "check_tag",
@@ -175,6 +184,7 @@ __all__ = [
     "numpy_dtype",
     "pack_array",
     "pack_footer",
+    "pack_fragment",
     "pack_head",
     "pack_index",
     "pack_notes",
@@ -188,6 +198,7 @@ __all__ = [
     "parse_codec",
     "parse_files",
     "parse_footer",
+    "parse_fragment",
     "parse_head",
     "parse_header",
     "parse_index",
@@ -199,6 +210,7 @@ __all__ = [
     "parse_tree",
     "parse_value",
     "ragged",
+    "region_digest",
     "split_name",
     "starts",
     "step_name",
@@ -215,6 +227,7 @@ def __getattr__(name: str) -> Any:
 
 
 if TYPE_CHECKING:
+    from ckptfmt.format.boxes import are_tiled
     from ckptfmt.format.chunk import StoredChunk, check_chunk, decode_chunk, encode_chunk
     from ckptfmt.format.codecs import CODECS, RAW, Pipeline, decode, encode, parse_codec
     from ckptfmt.format.columns import CURE, ragged, starts
@@ -242,6 +255,13 @@ if TYPE_CHECKING:
         pack_array,
         packed_nbytes,
         parse_array,
+    )
+    from ckptfmt.format.fragment import (
+        Fragment,
+        Replicas,
+        pack_fragment,
+        parse_fragment,
+        region_digest,
     )
     from ckptfmt.format.head import (
         ABOUT,

@@ -57,11 +57,14 @@ class Index:
     placement: PlacementSection
 
 
-def parse_index(data: bytes | memoryview, where: str = "index", *, lazy: bool = False) -> Index:
+def parse_index(
+    data: bytes | memoryview, where: str = "index", *, lazy: bool = False, whole: bool = True
+) -> Index:
     """Check and take a whole document; its columns are views of `data`.
 
     Args:
         lazy: The leaf names are left packed, and checked when they are first asked for.
+        whole: False for a fragment, whose regions need not tile their tensors (spec 08 §8.9).
     Raises:
         CorruptError: Anything that the spec says must hold does not.
         UnsupportedError: A newer major, an unknown `requires` entry, digest or encoding.
@@ -84,7 +87,7 @@ def parse_index(data: bytes | memoryview, where: str = "index", *, lazy: bool = 
             corrupt(
                 "tree digest differs", "tree-digest", "$.tree", about.tree_digest.hex(), found.hex()
             )
-        tree = parse_tree(raw[TREE], header.algorithm, lazy=lazy)
+        tree = parse_tree(raw[TREE], header.algorithm, lazy=lazy, whole=whole)
         if isinstance(tree.names, PackedNames):
             tree.names.document = where
         placement = parse_placement(raw[PLACEMENT], header.algorithm, tree, files)

@@ -26,12 +26,15 @@ from ckptfmt.format.tree_rules import check_tree
 from ckptfmt.format.tree_section import Attribute, TreeSection
 
 
-def parse_tree(data: bytes | memoryview, algorithm: str, *, lazy: bool = False) -> TreeSection:
+def parse_tree(
+    data: bytes | memoryview, algorithm: str, *, lazy: bool = False, whole: bool = True
+) -> TreeSection:
     """Check and take the `tree` section; its columns are views of `data`.
 
     Args:
         lazy: Leave the names of the leaves packed until they are asked for, and checked then: for
             a million tensors that is half of the time.
+        whole: False for a fragment, whose regions need not tile their tensors (spec 08 §8.9).
     Raises:
         CorruptError: Any bound, order or relation between columns does not hold.
     """
@@ -61,7 +64,7 @@ def parse_tree(data: bytes | memoryview, algorithm: str, *, lazy: bool = False) 
         chunk_digests=get_digests(chunks, "digest", DIGEST_NBYTES[algorithm], "$.tree.chunks"),
         **_parse_attributes(table, len(leaves["name"]), len(containers["name"])),
     )
-    check_tree(tree)
+    check_tree(tree, whole=whole)
     return tree
 
 

@@ -28,12 +28,16 @@ from ckptfmt.format.tables import checked_names
 from ckptfmt.format.tree_section import LEAF_PACKED, LEAF_VALUE, TreeSection
 
 
-def check_tree(tree: TreeSection) -> None:
-    """CorruptError unless every bound, order and relation between the columns holds."""
+def check_tree(tree: TreeSection, *, whole: bool = True) -> None:
+    """CorruptError unless every bound, order and relation between the columns holds.
+
+    Args:
+        whole: False for a fragment, whose regions need not tile their tensors (spec 08 §8.9).
+    """
     _check_lengths(tree)
     _check_leaves(tree)
     _check_tensors(tree)
-    volumes = _check_regions(tree)
+    volumes = _check_regions(tree, whole)
     _check_chunks(tree)
     _check_region_nbytes(tree, volumes)
 
@@ -109,7 +113,7 @@ def _check_tensors(tree: TreeSection) -> None:
             )
 
 
-def _check_regions(tree: TreeSection) -> Column:
+def _check_regions(tree: TreeSection, must_tile: bool) -> Column:
     """Regions stand by tensor, then origin, and tile each tensor exactly once.
 
     Returns:
@@ -131,7 +135,8 @@ def _check_regions(tree: TreeSection) -> Column:
     flat = int(tree.region_dims_starts[-1])
     check_rows(where, flat, origin=tree.region_origins, extent=tree.region_extents)
     per_tensor = np.diff(tree.tensor_region_starts)
-    bad = (per_tensor == 0) != tree.tensor_is_empty
+    empty = tree.tensor_is_empty
+    bad = (per_tensor == 0) != empty if must_tile else (per_tensor > 0) & empty
     if bad.any():
         row = int(np.argmax(bad))
         corrupt(
@@ -143,7 +148,7 @@ def _check_regions(tree: TreeSection) -> Column:
     # Nearly all tensors have one region, the whole of them.
     whole = (tree.region_origins == 0) & (tree.region_extents == dims)
     if not (whole.all() and (per_tensor <= 1).all()):
-        _check_tilings(tree, dims, per_tensor)
+        _check_tilings(tree, dims, per_tensor, must_tile)
         return products(tree.tensor_ndims[owners], tree.region_extents, f"{where}.extent")
     volumes: Column = tree.tensor_numel[owners]
     return volumes
@@ -167,7 +172,7 @@ def _dims_of_regions(tree: TreeSection, owners: Column) -> Column:
     return made
 
 
-def _check_tilings(tree: TreeSection, dims: Column, per_tensor: Column) -> None:
+def _check_tilings(tree: TreeSection, dims: Column, per_tensor: Column, must_tile: bool) -> None:
     """Boxes stand by origin and tile their tensor; all tensors at once."""
     where = "$.tree.regions"
     owners, at = tree.region_tensors, tree.region_dims_starts
@@ -180,6 +185,8 @@ def _check_tilings(tree: TreeSection, dims: Column, per_tensor: Column) -> None:
         row = int(np.searchsorted(at, int(np.argmin(inside)), "right")) - 1
         corrupt("region lies outside its tensor", "regions", f"{where}[{row}]")
     _check_order(tree)
+    if not must_tile:
+        return
     used = np.flatnonzero(per_tensor)
     good = np.ones(len(per_tensor), bool)
     good[used] = are_tiled(

@@ -15,8 +15,20 @@ import pytest
 
 import ckptfmt
 from ckptfmt import CkptWarning, NotFoundError, Store
-from ckptfmt.engine import owner
+from ckptfmt.engine import flatten, owner
 from ckptfmt.engine.catalog import list_indexes, read_index
+from ckptfmt.engine.parts import (
+    PartsTicket,
+    abort_parts,
+    begin_parts,
+    commit_parts,
+    plan_part,
+    share_parts,
+    write_part,
+)
+from ckptfmt.engine.plan import SaveOptions
+from ckptfmt.engine.request import SaveRequest
+from ckptfmt.engine.sharded import Sharded
 from ckptfmt.storage import Backend
 from ckptfmt.storage.memory import MemoryBackend
 
@@ -96,6 +108,33 @@ def _garbage(backend: Backend) -> None:
     store_over(backend).delete(2)
 
 
+def save_by_ranks(backend: Backend, version: int, ranks: int = 3, **options: Any) -> None:
+    """A save by several ranks, of which each holds some rows of `w` and `noise`."""
+    request = SaveRequest(step(version), version, {}, {}, "error", SaveOptions(), timeout_s=0.1)
+    ticket = begin_parts(backend, request)
+    assert isinstance(ticket, PartsTicket)
+    try:
+        parts = [
+            plan_part(flatten(_share(tree(version), rank, ranks)), ticket, rank, ranks)
+            for rank in range(ranks)
+        ]
+        shares = share_parts(backend, ticket, [part.claim() for part in parts])
+        fragments = [write_part(backend, part, shares) for part in parts]
+    except BaseException:
+        abort_parts(backend, ticket)
+        raise
+    commit_parts(backend, ticket, fragments)
+
+
+def _share(whole: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    for name in ("w", "noise"):
+        array = whole[name]
+        start, stop = (len(array) * r // ranks for r in (rank, rank + 1))
+        origin = (start, *(0 for _ in array.shape[1:]))
+        whole[name] = Sharded(array.shape, [(origin, array[start:stop])])
+    return whole
+
+
 SCENES = (
     Scene(
         "first save",
@@ -108,6 +147,13 @@ SCENES = (
         "next step",
         _two_steps,
         lambda backend: ckptfmt.save(tree(3), store_over(backend), step=3, timeout_s=0.1),
+        {step(1): 1, step(2): 2, step(3): None},
+        {step(1): 1, step(2): 2, step(3): 3},
+    ),
+    Scene(
+        "next step by ranks",
+        _two_steps,
+        lambda backend: save_by_ranks(backend, 3),
         {step(1): 1, step(2): 2, step(3): None},
         {step(1): 1, step(2): 2, step(3): 3},
     ),

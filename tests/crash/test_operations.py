@@ -19,7 +19,14 @@ from ckptfmt.storage import open_backend
 from ckptfmt.storage.memory import MemoryBackend
 from ckptfmt.testing import FaultyBackend
 
-OPERATIONS_MIN = {"first save": 20, "next step": 20, "main again": 20, "delete": 6, "gc": 15}
+OPERATIONS_MIN = {
+    "first save": 20,
+    "next step": 20,
+    "next step by ranks": 40,
+    "main again": 20,
+    "delete": 6,
+    "gc": 15,
+}
 
 
 def prepared(scene: Any) -> MemoryBackend:

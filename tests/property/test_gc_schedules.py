@@ -22,7 +22,8 @@ from ckptfmt.engine.commit import withdraw
 from ckptfmt.engine.coordinate import gc_lists, new_txn, put_list
 from ckptfmt.engine.gc import collect
 from ckptfmt.engine.plan import SaveOptions
-from ckptfmt.engine.save import SaveRequest, save_tree
+from ckptfmt.engine.request import SaveRequest
+from ckptfmt.engine.save import save_tree
 from ckptfmt.errors import ConflictError
 from ckptfmt.storage import Backend, Buffer, Capabilities, Entry, Writer
 from ckptfmt.storage.memory import MemoryBackend, _Space

@@ -124,7 +124,7 @@ def test_a_collector_that_takes_a_file_before_the_commit_costs_a_second_write(
 ) -> None:
     import importlib
 
-    save = importlib.import_module("ckptfmt.engine.save")
+    save = importlib.import_module("ckptfmt.engine.output")
     taken: list[str] = []
     real = save.unusable
 

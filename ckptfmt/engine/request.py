@@ -1,0 +1,29 @@
+"""What a save is asked for: shared by all that take part in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfmt import __version__
+from ckptfmt.engine.plan import SaveOptions
+from ckptfmt.events import Progress
+from ckptfmt.types import At, IfExists
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """What a save is asked for, names and defaults settled."""
+
+    name: str
+    step: int | None
+    metadata: Mapping[str, object]
+    metrics: Mapping[str, float]
+    if_exists: IfExists
+    options: SaveOptions
+    bases: Sequence[At] | None = None
+    timeout_s: float = 1800.0
+    progress: Progress = False
+    writer: str = f"ckptfmt {__version__}"
+    before_commit: Callable[[], None] = lambda: None
+    """Called when all data is written, before the index is put: the last chance to raise."""
