@@ -189,7 +189,8 @@ class Part:
         tree, placement = fragment_tree(self.pieces, plan, no_placement())
         of = (self.rank, self.size, 0)
         files = FilesSection([], np.zeros(0, np.uint64))
-        return pack_fragment(_about(self.ticket), files, placement, tree, of, replicas)
+        about = _about(self.ticket)
+        return pack_fragment(about, tree, replicas, files=files, placement=placement, of=of)
 
     def owned(self, shares: bytes | None) -> NDArray[np.bool_]:
         """Pieces that this rank writes; without shares all of them."""
@@ -248,7 +249,9 @@ def write_part(backend: Backend, part: Part, shares: bytes | None = None) -> byt
     written = write_data(backend, plan, ticket.request, bases, f"{ticket.txn}-{part.rank}")
     tree, placement = fragment_tree(part.pieces, plan, written.placement)
     of = (part.rank, part.size, written.nbytes)
-    return pack_fragment(_about(ticket), written.files, placement, tree, of, replicas)
+    files = written.files
+    about = _about(ticket)
+    return pack_fragment(about, tree, replicas, files=files, placement=placement, of=of)
 
 
 def _listed(backend: Backend, ticket: PartsTicket) -> list[Listed]:

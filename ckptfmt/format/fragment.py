@@ -66,11 +66,12 @@ def region_digest(chunk_digests: Column, algorithm: str) -> bytes:
 
 def pack_fragment(
     about: About,
+    tree: TreeSection,
+    replicas: Replicas,
+    *,
     files: FilesSection,
     placement: PlacementSection,
-    tree: TreeSection,
     of: tuple[int, int, int],
-    replicas: Replicas,
 ) -> bytes:
     """A rank's document.
 
