@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from operator import methodcaller
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SavePlan
 from ckptfmt.engine.progress import Reporter
@@ -161,6 +161,7 @@ def _small_until(plan: SavePlan) -> list[int]:
     """Region -> where the run of small raw regions ends that begins at it; itself if it is none."""
     tree = plan.tree
     small = (tree.region_nchunks == 1) & (tree.region_nbytes < SMALL_TENSOR_NBYTES)
+    small &= (np.diff(tree.tensor_region_starts) == 1)[tree.region_tensors]
     if any(codec[0] for codec in set(plan.codecs)):
         encoded = np.fromiter((bool(c[0]) for c in plan.codecs), bool, len(plan.codecs))
         small &= ~encoded[tree.region_tensors]
@@ -170,19 +171,7 @@ def _small_until(plan: SavePlan) -> list[int]:
     return made
 
 
-def _buffer(source: TensorSource, payload: memoryview | None) -> Any:
-    """What holds a small tensor's packed bytes as they are, or None if they must be made."""
-    if payload is not None:
-        return payload
-    array = source.keep
-    if (
-        source.device is None
-        and type(array) is np.ndarray
-        and array.dtype.kind in "biufc"
-        and array.dtype.isnative
-    ):
-        return array if array.flags.c_contiguous else None
-    return None
+_to_bytes = methodcaller("tobytes")
 
 
 class _Encoder:
@@ -212,34 +201,54 @@ class _Encoder:
         return True
 
     def run(self, first: int, last: int, sizes: list[int]) -> int:
-        """Small regions [first, last) at once, if all of them are in host memory as they are to be
-        stored and none is stored already. Returns the region to go on with.
+        """Small regions from `first` on, as many as go into one file, `last` at most. All at once
+        if none of them is stored already. Returns the region to go on with: `first` itself if one
+        of the tensors is on a device.
         """
-        tree, payloads = self._plan.tree, self._plan.payloads
+        tree = self._plan.tree
         last = first + self._files.fitting(sizes[first:last])
-        owners = tree.region_tensors[first:last].tolist()
-        sources = self._plan.sources
-        buffers = [_buffer(sources[tensor], payloads.get(tensor)) for tensor in owners]
         wanted = sizes[first:last]
-        if any(b is None for b in buffers) or [b.nbytes for b in buffers] != wanted:
+        pieces = self._pieces(tree.region_tensors[first:last].tolist(), wanted)
+        if pieces is None:
             return first
-        if any(tensor not in payloads for tensor in owners):
-            # The caller's memory may change meanwhile: what is digested is what is written.
-            copy = memoryview(b"".join(buffers))
-            ends = list(accumulate(wanted))
-            buffers = [copy[end - size : end] for size, end in zip(wanted, ends)]
-        digests = list(map(self._digest, buffers))
-        if len(set(digests)) < len(digests) or not self._seen.keys().isdisjoint(digests):
-            return first
-        if self._bases.has_any(digests):
-            return first
+        digests = list(map(self._digest, pieces))
         row = int(tree.region_chunk_starts[first])
         rows = range(row, row + len(digests))
+        if (
+            len(set(digests)) < len(digests)
+            or not self._seen.keys().isdisjoint(digests)
+            or self._bases.has_any(digests)
+        ):
+            for region, piece, raw_digest in zip(range(first, last), pieces, digests):
+                self._one(region, row + region - first, piece, raw_digest)
+            return last
         self._digests[row * self._width : rows.stop * self._width] = b"".join(digests)
         self._seen.update(zip(digests, rows))
-        number, offsets = self._files.add_small(range(first, last), rows, buffers, wanted)
+        number, offsets = self._files.add_small(range(first, last), rows, pieces, wanted)
         self.placed.put_all(rows, number, offsets, wanted)
         return last
+
+    def _pieces(self, owners: list[int], wanted: list[int]) -> list[bytes | memoryview] | None:
+        """The bytes of small tensors; None if one is on a device. What is the caller's memory is
+        copied, for it may change meanwhile: what is digested is what is written."""
+        plan = self._plan
+        items = plan.sources.items[owners[0] : owners[-1] + 1]
+        if (
+            len(items) == len(owners)
+            and set(map(type, items)) == {np.ndarray}
+            and plan.payloads.keys().isdisjoint(owners)
+        ):
+            pieces: list[bytes | memoryview] = list(map(_to_bytes, items))
+            if list(map(len, pieces)) == wanted:
+                return pieces
+        made: list[bytes | memoryview] = []
+        for tensor, nbytes in zip(owners, wanted):
+            payload, source = plan.payloads.get(tensor), plan.sources[tensor]
+            if payload is None and source.device is not None:
+                return None
+            data = stage_tensor(source, plan.names[tensor], nbytes, payload)
+            made.append(bytes(data) if payload is None else data)
+        return made
 
     def _is_live(self, region: int) -> bool:
         """Whether the bytes of a region are not ours: whoever has them may change them meanwhile."""
@@ -250,7 +259,17 @@ class _Encoder:
         live = self._is_live(region)
         if live and len(view) < SMALL_TENSOR_NBYTES:
             view, live = memoryview(bytes(view)), False
-        raw_digest = self._digest(view)
+        self._one(region, row, view, self._digest(view), live=live)
+
+    def _one(
+        self,
+        region: int,
+        row: int,
+        view: bytes | memoryview,
+        raw_digest: bytes,
+        *,
+        live: bool = False,
+    ) -> None:
         if self._is_stored(row, 1, raw_digest):
             return
         place = self._bases.find(raw_digest, len(view))

@@ -16,6 +16,7 @@ import numpy as np
 from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import SaveOptions, SavePlan, plan_save
+from ckptfmt.engine.sources import Sources
 from ckptfmt.engine.stage import stage_tensor
 from ckptfmt.engine.tree import FlatTree
 from ckptfmt.format import (
@@ -113,7 +114,7 @@ def _expanded(
         kinds=[*flat.kinds, *(0 for _ in further)],
         rows=[*rows, *further],
         values=flat.values,
-        tensors=sources,
+        tensors=Sources(sources),
         containers=flat.containers,
         attributes=flat.attributes,
         container_attributes=flat.container_attributes,

@@ -9,13 +9,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.arena import StagedMemory
 from ckptfmt.engine.select import Matcher
+from ckptfmt.engine.sources import Sources
 from ckptfmt.engine.tree import FlatTree
 from ckptfmt.errors import UsageError
 from ckptfmt.format import (
@@ -70,7 +73,7 @@ class SavePlan:
     """
 
     tree: TreeSection
-    sources: Sequence[TensorSource]
+    sources: Sources
     payloads: Mapping[int, memoryview]
     codecs: Sequence[Codec]
     names: Sequence[str]
@@ -98,8 +101,9 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     sources = flat.tensors
     names = _first_names(flat)
     table, rows = _dtype_rows(sources)
-    ndims = np.fromiter((len(s.shape) for s in sources), np.uint8, len(sources))
-    dims = np.fromiter((d for s in sources for d in s.shape), np.uint64, int(starts(ndims)[-1]))
+    ndims = np.fromiter(map(len, sources.shapes()), np.uint8, len(sources))
+    count = int(ndims.sum(dtype=np.int64))
+    dims = np.fromiter(chain.from_iterable(sources.shapes()), np.uint64, count)
     variable = np.flatnonzero(np.array([d.is_variable for d in table], bool)[rows]).tolist()
     payloads = {
         row: pack_array(sources[row].fetch()) for row in variable if math.prod(sources[row].shape)
@@ -138,20 +142,27 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     return SavePlan(tree, sources, payloads, codecs, names, options)
 
 
-def _dtype_rows(sources: Sequence[TensorSource]) -> tuple[tuple[Dtype, ...], NDArray[np.uint16]]:
-    """The dtypes by first use, and each tensor's. A name's row is looked up once: a million look-ups
-    of dtypes would take half a second."""
+def _dtype_rows(sources: Sources) -> tuple[tuple[Dtype, ...], NDArray[np.uint16]]:
+    """The dtypes by first use, and each tensor's. Each is looked up once: a million look-ups of
+    dtypes would take half a second."""
+    found = sources.dtypes()
+    ids = list(map(id, found))
+    first = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1)))
     table: dict[Dtype, int] = {}
-    known: dict[str, int] = {}
-    rows = []
-    for source in sources:
-        row = known.get(source.dtype)
-        if row is None:
-            row = table.setdefault(dtype_of_source(source), len(table))
-            if _named(source.dtype) is not None:  # an opaque name does not tell its bits
-                known[source.dtype] = row
-        rows.append(row)
+    if any(_is_opaque(found[position]) for position in first.values()):
+        rows = [table.setdefault(dtype_of_source(source), len(table)) for source in sources]
+    else:
+        known = {
+            key: table.setdefault(dtype_of_source(sources[position]), len(table))
+            for key, position in sorted(first.items(), key=itemgetter(1))
+        }
+        rows = list(map(known.__getitem__, ids))
     return tuple(table), np.array(rows, np.uint16)
+
+
+def _is_opaque(dtype: str | np.dtype[Any]) -> bool:
+    """A name that does not tell its bits: each tensor of it is asked."""
+    return isinstance(dtype, str) and _named(dtype) is None
 
 
 def _check_digest(algorithm: str) -> None:
@@ -166,6 +177,8 @@ def _check_digest(algorithm: str) -> None:
 
 
 def _first_names(flat: FlatTree) -> list[str]:
+    if flat.rows == list(range(len(flat.tensors))) and not flat.values:
+        return flat.names  # no leaf is a value, and none is tied
     names = [""] * len(flat.tensors)
     for name, kind, row in zip(reversed(flat.names), reversed(flat.kinds), reversed(flat.rows)):
         if kind != 1:
@@ -176,11 +189,11 @@ def _first_names(flat: FlatTree) -> list[str]:
 def _tensor_nbytes(
     table: Sequence[Dtype],
     rows: NDArray[np.uint16],
-    sources: Sequence[TensorSource],
+    sources: Sources,
     payloads: Mapping[int, memoryview],
 ) -> NDArray[np.int64]:
     bits = np.array([d.bits for d in table], np.int64)
-    numel = np.fromiter((math.prod(s.shape) for s in sources), np.int64, len(sources))
+    numel = np.fromiter(map(math.prod, sources.shapes()), np.int64, len(sources))
     nbytes = (numel * bits[rows] + 7) // 8 if len(table) else numel
     for row, payload in payloads.items():
         nbytes[row] = len(payload)
@@ -232,7 +245,7 @@ def _plan_regions(
 
 
 def _cuts(
-    sources: Sequence[TensorSource],
+    sources: Sources,
     dtype_at: Callable[[int], Dtype],
     nbytes: NDArray[np.int64],
     codecs: Sequence[Codec],

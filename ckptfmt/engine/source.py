@@ -206,7 +206,7 @@ def _flat_of(mapping: Mapping[str, Any]) -> FlatTree:
         made.kinds += leaf.kinds
         made.rows.append(len(made.values) if leaf.kinds[0] == LEAF_VALUE else len(made.tensors))
         made.values += leaf.values
-        made.tensors += leaf.tensors
+        made.tensors.extend(leaf.tensors)
     return made
 
 

@@ -10,7 +10,7 @@ import collections
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from ckptfmt.engine.dispatch import (
 )
 from ckptfmt.engine.ranks import PerRank
 from ckptfmt.engine.registered import BY_TYPE, Registered, packed, register_type
+from ckptfmt.engine.sources import Sources, are_plain, is_plain
 from ckptfmt.engine.unflatten import ABSENT, unflatten
 from ckptfmt.engine.walk import (
     MAPPINGS,
@@ -54,6 +55,9 @@ from ckptfmt.format import (
     pack_value,
 )
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = [
     "ABSENT",
     "ADAPTERS",
@@ -76,6 +80,8 @@ LEAF_TENSOR, LEAF_VALUE, LEAF_PACKED = 0, 1, 2
 FRAMEWORK = "ckptfmt.framework"
 """Attribute of a tensor in the state of an object that no adapter knows: whose tensor it was."""
 _NIL = pack_value(None)
+_MANY = 8
+"""A dict of so many items may be taken all at once."""
 
 
 @dataclass(slots=True)
@@ -97,7 +103,7 @@ class FlatTree:
     kinds: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
-    tensors: list[TensorSource] = field(default_factory=list)
+    tensors: Sources = field(default_factory=Sources)
     containers: list[tuple[str, str, bytes]] = field(default_factory=list)
     attributes: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
     container_attributes: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
@@ -149,8 +155,8 @@ class _Flattener:
     def node(self, obj: object, name: str, depth: int) -> None:
         """Any object: the slow way; `_mapping` short-cuts arrays and scalars."""
         kind = type(obj)
-        if kind is np.ndarray:
-            self._tensor(obj, name)
+        if isinstance(obj, np.ndarray) and kind is np.ndarray:
+            self._array(obj, name)
         elif kind in NO_TENSORS or isinstance(obj, np.generic):
             self._value(obj, name)
         elif kind in BY_TYPE:
@@ -197,6 +203,35 @@ class _Flattener:
         self.flat.tensors.append(TensorSource("uint8", raw.shape, partial(np.asarray, raw)))
         self._leaf(name, LEAF_PACKED, len(self.flat.tensors) - 1)
 
+    def _array(self, array: NDArray[Any], name: str) -> None:
+        """A NumPy array: `_tensor` without an object for a plain one."""
+        if self._own or not is_plain(array):
+            self._tensor(array, name)
+            return
+        tensors = self.flat.tensors
+        row = self._by_identity.setdefault(id(array), len(tensors))
+        if row == len(tensors):
+            tensors.append(array)
+        self._leaf(name, LEAF_TENSOR, row)
+
+    def _arrays(self, obj: dict[Any, Any], prefix: str) -> bool:
+        """A dict of plain arrays under plain keys, all at once; False if it is none."""
+        if self._own or set(map(type, obj)) != {str}:
+            return False
+        text, arrays = "".join(obj), list(obj.values())
+        if not text.isascii() or "/" in text or "~" in text or "" in obj or not are_plain(arrays):
+            return False
+        flat = self.flat
+        rows = range(len(flat.tensors), len(flat.tensors) + len(arrays))
+        if not self._by_identity.keys().isdisjoint(map(id, arrays)):
+            return False
+        self._by_identity.update(zip(map(id, arrays), rows))
+        flat.tensors.extend(arrays)
+        flat.names += [prefix + key for key in obj] if prefix else obj
+        flat.kinds += [LEAF_TENSOR] * len(arrays)
+        flat.rows += rows
+        return True
+
     def _tensor(self, obj: Any, name: str) -> None:
         try:
             source = array_source(obj) if type(obj) is np.ndarray else tensor_source(obj, name)
@@ -236,6 +271,9 @@ class _Flattener:
         if not kind:
             self._container_of(obj, name)
         prefix = f"{name}/" if name else ""
+        if len(obj) >= _MANY and self._arrays(obj, prefix):
+            self._active.discard(id(obj))
+            return
         parts: set[str] = set()
         for key, item in obj.items():
             if type(key) is str and key and key.isascii() and "/" not in key and "~" not in key:
@@ -244,7 +282,7 @@ class _Flattener:
                 child = prefix + self._part(key, name, parts)
             of = type(item)
             if of is np.ndarray:
-                self._tensor(item, child)
+                self._array(item, child)
             elif of in SCALARS:
                 self._value(item, child)
             else:

@@ -181,7 +181,7 @@ def test_walking_tells_parents_and_keys() -> None:
 
 def test_a_source_in_the_tree_is_a_tensor() -> None:
     source = TensorSource("int4", (3,), lambda: ARRAY)
-    assert flatten({"lazy": source}).tensors == [source]
+    assert list(flatten({"lazy": source}).tensors) == [source]
 
 
 class Masked(np.ndarray[Any, Any]):
