@@ -41,6 +41,7 @@ _HOMES = {
     "annotate": "notes",
     "check_metadata": "notes",
     "check_metrics": "notes",
+    "copy_state": "own_tensors",
     "fill_boxes": "fill",
     "flatten": "tree",
     "load_like": "restore",
@@ -91,6 +92,7 @@ __all__ = [
     "api",
     "check_metadata",
     "check_metrics",
+    "copy_state",
     "fill_boxes",
     "flatten",
     "load_like",
@@ -147,6 +149,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.notes import check_metrics as check_metrics
     from ckptfmt.engine.open import Checkpoint as Checkpoint
     from ckptfmt.engine.open import StoredTensor as StoredTensor
+    from ckptfmt.engine.own_tensors import copy_state as copy_state
     from ckptfmt.engine.plan import SaveOptions as SaveOptions
     from ckptfmt.engine.ranks import PerRank as PerRank
     from ckptfmt.engine.ranks import per_rank as per_rank

@@ -151,6 +151,9 @@ class Comparison(Protocol):
     `unexpected` by itself.
     """
 
+    matched_by: dict[str, str]
+    """Name -> the rule that matched it, where it was not the name itself: for the report."""
+
     match_by: MatchBy
     """"position": the state of an object is taken in its order, whatever its names are."""
 
@@ -246,6 +249,8 @@ class Target(Protocol):
 
 class Adapter(Protocol):
     """One per framework, stateless: `ADAPTER` in `ckptfmt.torch`, `ckptfmt.tensorflow`."""
+
+    # Optional: `is_generator(obj) -> bool`, for objects that are captured after all others.
 
     def kind(self, obj: object) -> ObjectKind:
         """What the object is. "unknown": the engine goes on with duck typing (`state_dict` and

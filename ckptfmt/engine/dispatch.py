@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ADAPTERS: dict[str, tuple[str, str]] = {
     "torch": ("ckptfmt.torch:ADAPTER", "torch"),
+    "torchdata": ("ckptfmt.torch:ADAPTER", "torch"),
     "ckptfmt.torch": ("ckptfmt.torch:ADAPTER", "torch"),
     "tensorflow": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
     "keras": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
@@ -167,6 +168,12 @@ def is_adapted(obj: object) -> bool:
     """True if an adapter gives and takes the state of this object."""
     adapter = adapter_of(obj)
     return adapter is not None and adapter.kind(obj) == "stateful"
+
+
+def captures_last(obj: object) -> bool:
+    """True for generators, from which others may draw while their own state is captured."""
+    draws = getattr(adapter_of(obj), "is_generator", is_generator)
+    return bool(draws(obj))
 
 
 def capture(obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:

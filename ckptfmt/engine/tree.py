@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.engine.adapter import TensorSource
+from ckptfmt.engine.adapter import Captured, TensorSource
 from ckptfmt.engine.dispatch import (
     ADAPTERS,
     EXTEND,
     adapter_of,
     array_source,
     capture,
+    captures_last,
     framework_of,
     is_adapted,
     is_stateful,
@@ -131,6 +132,7 @@ class _Flattener:
     __slots__ = (
         "_active",
         "_by_identity",
+        "_captured",
         "_keep",
         "_marks",
         "_memo",
@@ -145,6 +147,7 @@ class _Flattener:
         self.flat = FlatTree()
         self._root, self._rank = root, rank
         self._peers: dict[int, list[tuple[str, object]]] | None = None
+        self._captured: dict[str, Captured] = {}
         self._by_identity: dict[object, int] = {}
         self._memo: dict[int, bool] = {}
         self._active: set[int] = set()
@@ -357,12 +360,9 @@ class _Flattener:
     def _stateful(self, obj: object, name: str, depth: int) -> None:
         self._enter(obj, name, depth)
         if self._peers is None:
-            self._peers = find_peers(self._root)
-        peers = self._peers.get(id(adapter_of(obj)), [])
-        try:
-            captured = capture(obj, name, peers)
-        except UsageError as error:
-            refuse(error, name)
+            self._peers = find_peers(self._root, rank=self._rank)
+            self._capture_ahead()
+        captured = self._captured.get(name) or self._capture(obj, name)
         self._keep.append(captured)
         for below, attributes in captured.attributes.items():
             self._marks[join_name(name, below) if below else name] = attributes
@@ -370,6 +370,22 @@ class _Flattener:
         self.node(captured.tree, name, depth + 1)
         self._own = outer
         self._active.discard(id(obj))
+
+    def _capture(self, obj: object, name: str) -> Captured:
+        peers = (self._peers or {}).get(id(adapter_of(obj)), [])
+        try:
+            return capture(obj, name, peers)
+        except UsageError as error:
+            refuse(error, name)
+
+    def _capture_ahead(self) -> None:
+        """Generators are read last, as they are set last: other objects may draw from them when
+        they give their state (a data loader makes its iterator then)."""
+        all_ = [peer for peers in (self._peers or {}).values() for peer in peers]
+        if any(captures_last(obj) for _, obj in all_):
+            self._captured = {
+                name: self._capture(obj, name) for name, obj in all_ if not captures_last(obj)
+            }
 
     # -- attributes
 

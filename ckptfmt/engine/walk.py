@@ -158,10 +158,10 @@ def named_leaves(tree: object) -> dict[str, Any]:
     return {visit.name: visit.obj for visit in walk(tree)}
 
 
-def find_peers(tree: object) -> dict[int, list[tuple[str, object]]]:
+def find_peers(tree: object, *, rank: int = 0) -> dict[int, list[tuple[str, object]]]:
     """The stateful objects of a tree by `id` of their adapter (of None for the others)."""
     made: dict[int, list[tuple[str, object]]] = {}
-    for visit in walk(tree):
+    for visit in walk(tree, rank=rank):
         if visit.kind == "stateful":
             made.setdefault(id(adapter_of(visit.obj)), []).append((visit.name, visit.obj))
     return made

@@ -9,7 +9,7 @@ import torch
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError
-from ckptfmt.torch import modules, optimizers, rng, tensors
+from ckptfmt.torch import loaders, modules, optimizers, rng, schedulers, tensors
 from ckptfmt.torch.named import NamedOptimizer
 from ckptfmt.torch.optimizer_target import OptimizerTarget
 from ckptfmt.torch.rng import RngState
@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 
 _VALUES = (torch.Size, torch.dtype, torch.device)
 _STATEFUL = (
-    torch.nn.Module, torch.optim.Optimizer, torch.Generator, RngState, NamedOptimizer,
+    torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.Generator,
+    RngState, NamedOptimizer,
 )  # fmt: skip
 
 
 class TorchAdapter:
-    """Tensors, modules, optimizers, generators. Stateless."""
+    """Tensors, modules, optimizers, schedulers, loaders, generators. Stateless."""
 
     def kind(self, obj: object) -> ObjectKind:
         if isinstance(obj, torch.Tensor):
             return "tensor"
-        if isinstance(obj, _STATEFUL):
+        if isinstance(obj, _STATEFUL) or loaders.is_loader(obj):
             return "stateful"
         if isinstance(obj, _VALUES):
             return "value"
         return "unknown"
+
+    def is_generator(self, obj: object) -> bool:
+        return isinstance(obj, torch.Generator | RngState)
 
     def source(self, obj: Any, name: str) -> TensorSource:
         return tensors.source(obj, name)
@@ -46,6 +50,10 @@ class TorchAdapter:
             return optimizers.capture(obj, name, peers)
         if isinstance(obj, NamedOptimizer):
             return obj.capture(name)
+        if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
+            return schedulers.capture(obj, name)
+        if loaders.is_loader(obj):
+            return loaders.capture(obj)
         if isinstance(obj, torch.Generator):
             return rng.capture_generator(obj)
         return rng.capture(obj)
@@ -60,6 +68,10 @@ class TorchAdapter:
             return OptimizerTarget(obj, name, peers)
         if isinstance(obj, NamedOptimizer):
             return obj.target(name)
+        if isinstance(obj, torch.optim.lr_scheduler.LRScheduler):
+            return schedulers.SchedulerTarget(obj, name)
+        if loaders.is_loader(obj):
+            return loaders.LoaderTarget(obj, name)
         if isinstance(obj, torch.Generator):
             return rng.GeneratorTarget(obj, name)
         return rng.RngTarget(obj, name)

@@ -27,6 +27,7 @@ class Answers:
         self.ties: dict[str, str] = {}
         self.pended: list[str] = []
         self.match_by: MatchBy = "name"
+        self.matched_by: dict[str, str] = {}
 
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
         return {
