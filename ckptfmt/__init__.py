@@ -39,6 +39,7 @@ _PUBLIC = {
     "Rejected": "ckptfmt.reports",
     "VerifyReport": "ckptfmt.reports",
     "Damage": "ckptfmt.reports",
+    "CopyReport": "ckptfmt.reports",
     "GcReport": "ckptfmt.reports",
     "ConvertReport": "ckptfmt.reports",
     "CheckpointError": "ckptfmt.errors",
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
     from ckptfmt.reports import (
         ConvertReport as ConvertReport,
         Damage as Damage,
+        CopyReport as CopyReport,
         GcReport as GcReport,
         Mismatch as Mismatch,
         Rejected as Rejected,

@@ -143,6 +143,27 @@ class GcReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What a push or a pull did.
+
+    Attributes:
+        url: Where to.
+        copied: Names of the checkpoints that are there now and were not.
+        kept: Names that the other store had already, with the same content.
+        files: Number of data files written there.
+        nbytes: Their bytes.
+        reused_nbytes: Bytes of the data files that were there already.
+    """
+
+    url: str
+    copied: Sequence[str]
+    kept: Sequence[str]
+    files: int
+    nbytes: int
+    reused_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConvertReport:
     """What a conversion carried, and what it could not.
 

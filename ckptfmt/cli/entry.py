@@ -25,6 +25,8 @@ COMMANDS = {
     "rm": "delete a checkpoint",
     "prune": "delete the checkpoints that no rule keeps",
     "tag": "give a checkpoint a second name: best, production",
+    "push": "copy checkpoints into another store",
+    "pull": "copy checkpoints from another store",
     "convert": "make a checkpoint from a file of another format",
 }
 

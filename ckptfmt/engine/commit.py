@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from ckptfmt.engine.catalog import Listed, list_indexes, read_head
 from ckptfmt.engine.coordinate import unusable
@@ -38,8 +39,27 @@ class Document:
     placement: PlacementSection
     tree: bytes
 
+    @property
+    def name(self) -> str:
+        return self.about.name
+
+    def pack(self, commit_id: bytes) -> bytes:
+        return pack_index(self.about, self.files, self.placement, self.tree, commit_id)
+
     def sizes(self) -> dict[str, int]:
         return dict(zip(self.files.ids, self.files.nbytes.tolist()))
+
+
+class Packable(Protocol):
+    """What a commit puts."""
+
+    @property
+    def name(self) -> str: ...
+    def pack(self, commit_id: bytes) -> bytes:
+        """The whole index."""
+
+    def sizes(self) -> dict[str, int]:
+        """Data file -> bytes, of all that it refers to."""
 
 
 def sync_files(backend: Backend, files: Mapping[str, int]) -> None:
@@ -48,7 +68,7 @@ def sync_files(backend: Backend, files: Mapping[str, int]) -> None:
 
 
 def put_index(
-    backend: Backend, document: Document, generation: int, *, durable: bool, timeout_s: float
+    backend: Backend, document: Packable, generation: int, *, durable: bool, timeout_s: float
 ) -> Listed | None:
     """Put one generation if its key is free; None if another writer took it.
 
@@ -56,10 +76,10 @@ def put_index(
         StorageError: kind `storage-commit-unknown`: whether it was put could not be found out in
             time. Nothing may be cleaned up then.
     """
-    key = Key(index_key(document.about.name, generation))
+    key = Key(index_key(document.name, generation))
     commit_id = os.urandom(16)
-    data = pack_index(document.about, document.files, document.placement, document.tree, commit_id)
-    listed = Listed(document.about.name, generation, key, len(data))
+    data = document.pack(commit_id)
+    listed = Listed(document.name, generation, key, len(data))
     deadline = time.monotonic() + timeout_s
     try:
         if backend.put_if_absent(key, data, durable=durable):
@@ -112,7 +132,7 @@ def _find_out(
         pause_s = min(2 * pause_s, 2.0)
 
 
-def check_or_withdraw(backend: Backend, document: Document, listed: Listed) -> None:
+def check_or_withdraw(backend: Backend, document: Packable, listed: Listed) -> None:
     """After the put: if a collector has condemned a file meanwhile, take the index back.
 
     Raises:
@@ -130,7 +150,7 @@ def check_or_withdraw(backend: Backend, document: Document, listed: Listed) -> N
             "a collector took files of this save while it committed",
             reason="collected",
             where=f"data/{min(bad)}",
-            found=f"{len(bad)} of {len(document.files.ids)} files",
+            found=f"{len(bad)} of {len(document.sizes())} files",
             do="save again; nothing of this save is visible",
         )
 

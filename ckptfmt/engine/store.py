@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.engine.catalog import (
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckptfmt.engine.open import Checkpoint
+    from ckptfmt.engine.where import Where
     from ckptfmt.events import Progress
-    from ckptfmt.reports import GcReport, VerifyReport
+    from ckptfmt.reports import CopyReport, GcReport, VerifyReport
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -398,6 +399,44 @@ class Store:
 
         return verify_store(self.backend, listed, executor=executor, progress=progress)
 
+    def push(
+        self,
+        url: Where,
+        at: At | Sequence[At] | None = None,
+        *,
+        executor: Executor | None = None,
+        progress: Progress = False,
+    ) -> CopyReport:
+        """Copy checkpoints into another store: only the data files that are missing there, each
+        byte checked on the way, the index last.
+
+        Args:
+            url: The other store.
+            at: A step, a name or a tag, or several; None: the latest.
+            executor: Files are copied by its workers; None: one after another.
+        Raises:
+            CorruptError: Data of this store is damaged; that checkpoint does not appear there.
+            ExistsError: The other store has another tree of this name (`main` is replaced).
+        """
+        from ckptfmt.engine.copy import CopyRequest, copy_checkpoints
+        from ckptfmt.engine.progress import check_progress
+
+        target = _whole(url)
+        chosen = [self._readable(self._find(which)) for which in _several(at)]
+        request = CopyRequest(executor=executor, progress=check_progress(progress))
+        return copy_checkpoints(self.backend, target.backend, chosen, request)
+
+    def pull(
+        self,
+        url: Where,
+        at: At | Sequence[At] | None = None,
+        *,
+        executor: Executor | None = None,
+        progress: Progress = False,
+    ) -> CopyReport:
+        """Copy checkpoints from another store into this one, as `push` does."""
+        return _whole(url).push(self, at, executor=executor, progress=progress)
+
     def close(self) -> None:
         """Give back connections and descriptors."""
         self.backend.close()
@@ -407,3 +446,24 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _whole(url: Where) -> Store:
+    """The other store of a copy."""
+    from ckptfmt.engine.where import parse_where
+
+    store, at = parse_where(url)
+    if at is not None:
+        raise UsageError(
+            "a copy is between whole stores",
+            reason="selector",
+            found=f"@{at}",
+            do="leave out the @, and choose with at=",
+        )
+    return store
+
+
+def _several(at: At | Sequence[At] | None) -> list[At]:
+    if at is None:
+        return ["latest"]
+    return [at] if isinstance(at, int | str) else list(at)

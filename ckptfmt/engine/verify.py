@@ -206,14 +206,14 @@ def verify_file(
     except (FormatError, NotFoundError) as error:
         bad(0, HEAD_NBYTES, str(error))
     try:
-        _check_body(backend, key, (footer, table), entry.nbytes, bad, advance=advance)
+        check_body(backend.get, key, (footer, table), entry.nbytes, bad, advance=advance)
     except (FormatError, NotFoundError) as error:
         bad(0, entry.nbytes, f"data file cannot be read: {error}")
     return state
 
 
-def _check_body(
-    backend: Backend,
+def check_body(
+    get: Callable[[Key, int, int], memoryview],
     key: Key,
     found: tuple[Footer, DataTable],
     nbytes: int,
@@ -221,7 +221,10 @@ def _check_body(
     *,
     advance: Callable[[int], None],
 ) -> None:
-    """Chunks and zeros, in windows of the file."""
+    """Chunks and zeros, in windows of the file; `bad` is told of each damage.
+
+    All of the file is read but its head, its table and its footer.
+    """
     footer, table = found
     region_ends = starts(table.region_nchunks)[1:]
     offsets = table.chunk_offsets.astype(np.int64)
@@ -238,7 +241,7 @@ def _check_body(
             last = chunk + 1  # a chunk larger than the window
         stop = max(at + _READ_NBYTES, int(ends[last - 1]) if last > chunk else 0)
         stop = min(stop, nbytes)
-        window = backend.get(key, at, stop)
+        window = get(key, at, stop)
         advance(stop - max(at, done))
         done = stop
         for row in range(chunk, last):

@@ -72,6 +72,8 @@ _HOMES = {
     "factory_name": "value_kinds",
     "factory_of": "value_kinds",
     "finish_file": "datafile",
+    "moved_index": "index",
+    "salted_table": "datafile",
     "gaps": "datafile",
     "hasher": "digests",
     "index_key": "names",
@@ -179,6 +181,7 @@ __all__ = [
     "index_key",
     "is_namedtuple",
     "join_name",
+    "moved_index",
     "namedtuple_class",
     "namedtuple_parts",
     "numpy_dtype",
@@ -211,6 +214,7 @@ __all__ = [
     "parse_value",
     "ragged",
     "region_digest",
+    "salted_table",
     "split_name",
     "starts",
     "step_name",
@@ -244,6 +248,7 @@ if TYPE_CHECKING:
         parse_footer,
         parse_head,
         parse_table,
+        salted_table,
     )
     from ckptfmt.format.digests import DIGEST_NBYTES, Hasher, digest, digest_function, hasher
     from ckptfmt.format.dtypes import (
@@ -275,7 +280,14 @@ if TYPE_CHECKING:
         parse_header,
         parse_section,
     )
-    from ckptfmt.format.index import Index, empty_tree, pack_index, pack_notes, parse_index
+    from ckptfmt.format.index import (
+        Index,
+        empty_tree,
+        moved_index,
+        pack_index,
+        pack_notes,
+        parse_index,
+    )
     from ckptfmt.format.limits import (
         ALIGN_NBYTES,
         BLOCK_NBYTES,

@@ -203,6 +203,11 @@ def pack_table(table: DataTable) -> bytes:
     )
 
 
+def salted_table(data: bytes | memoryview, salt: int) -> bytes:
+    """The same table with another salt: the same content under another id. What is unknown stays."""
+    return pack_map({**parse_map(data, "$"), "salt": salt})
+
+
 def finish_file(table: bytes, chunks_end: int, algorithm: str) -> tuple[int, bytes, str]:
     """What follows the chunks: (offset of the table, bytes from there to the end, the file's id)."""
     offset = -(-chunks_end // ALIGN_NBYTES) * ALIGN_NBYTES

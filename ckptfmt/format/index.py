@@ -123,6 +123,37 @@ def pack_index(
     return b"".join([head, digest(memoryview(head), algorithm).ljust(32, b"\0"), *stored])
 
 
+def moved_index(
+    data: bytes | memoryview,
+    commit_id: bytes,
+    files: FilesSection,
+    placement: PlacementSection,
+) -> bytes:
+    """The same content elsewhere: `about` and `tree` go over byte for byte, what is unknown in them
+    included; `files` and `placement` are written anew, under a new header (spec 09).
+
+    Args:
+        data: A whole document that was checked.
+    """
+    header = parse_header(data)
+    made: list[tuple[bytes, bytes]] = []
+    for position, row in enumerate(header.sections):
+        if position in (FILES, PLACEMENT):
+            raw = pack_files(files) if position == FILES else pack_placement(placement)
+            encoding, stored = _encode_section(position, raw)
+            row_digest = digest(memoryview(stored), header.algorithm)
+            made.append((SECTION.pack(encoding, b"", len(stored), len(raw), row_digest), stored))
+        else:
+            stored = bytes(data[row.offset : row.offset + row.stored_nbytes])
+            made.append(
+                (SECTION.pack(row.encoding, b"", len(stored), row.raw_nbytes, row.digest), stored)
+            )
+    code = ALGORITHM_CODES[header.algorithm]
+    head = HEAD.pack(MAGIC, MAJOR, MINOR, code, b"", commit_id) + b"".join(r for r, _ in made)
+    check = digest(memoryview(head), header.algorithm).ljust(32, b"\0")
+    return b"".join([head, check, *(stored for _, stored in made)])
+
+
 def _encode_section(position: int, raw: bytes) -> tuple[int, bytes]:
     if position >= TREE and _COMPRESS_NBYTES_MIN <= len(raw) < _COMPRESS_NBYTES_MAX:
         import zstandard  # here: small documents, most of all listed ones, do without
