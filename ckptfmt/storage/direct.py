@@ -29,10 +29,10 @@ def is_wanted() -> bool:
     return bool(_O_DIRECT) and config.current().direct_io != "off"
 
 
-def is_aligned(buffer: memoryview, offset: int) -> bool:
+def is_aligned(buffer: memoryview, offset: int, nbytes_min: int = DIRECT_NBYTES_MIN) -> bool:
     """Whether a piece can go directly: large, whole blocks, memory and file on block borders."""
     nbytes = buffer.nbytes
-    if nbytes < DIRECT_NBYTES_MIN or nbytes % BLOCK_NBYTES or offset % BLOCK_NBYTES:
+    if nbytes < max(nbytes_min, BLOCK_NBYTES) or nbytes % BLOCK_NBYTES or offset % BLOCK_NBYTES:
         return False
     import numpy as np  # loaded long ago where a megabyte comes from; not by a bare import of this
 

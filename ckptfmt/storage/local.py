@@ -12,7 +12,6 @@ import mmap
 import os
 import stat as stat_bits
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,6 +21,7 @@ from ckptfmt.storage import direct, exclusive, failures, syscalls
 from ckptfmt.storage.base import Backend, Buffer, Capabilities, Entry, Writer
 from ckptfmt.storage.folders import Folders
 from ckptfmt.storage.keys import check_key, check_prefix, is_key
+from ckptfmt.storage.local_writer import LocalWriter
 from ckptfmt.types import Key, StrPath
 
 # Reserving space for small objects costs a call and helps nobody.
@@ -256,7 +256,7 @@ class LocalBackend(Backend):
             fd = self._create_file(path)
         except OSError as error:
             raise failures.from_write_error(error, key) from error
-        writer = _LocalWriter(self, key, path, fd)
+        writer = LocalWriter(self._folders, key, (path, self._path), fd)
         if nbytes is not None and nbytes >= _PREALLOCATE_NBYTES_MIN:
             try:
                 # glibc emulates it on NFS by writing into every block.
@@ -363,97 +363,6 @@ class LocalBackend(Backend):
             return os.open(path, syscalls.CREATE_FLAGS, 0o666)
 
         return self._folders.with_parent(path, attempt)
-
-
-class _LocalWriter(Writer):
-    """A file under `tmp/`. Positional writes need no lock: the system keeps them apart."""
-
-    def __init__(self, backend: LocalBackend, key: Key, path: str, fd: int) -> None:
-        self._backend, self._key, self._path, self._fd = backend, key, path, fd
-        self._second = -1
-        self._state = "open"
-        self._lock = threading.Lock()
-        self._written = 0
-        self._end = 0
-        self._device = os.fstat(fd).st_dev
-        self._wants_direct = direct.is_wanted()
-
-    def write(self, offset: int, buffer: Buffer) -> None:
-        if self._state != "open":
-            raise failures.writer_is_done(self._key, self._state)
-        view = failures.as_bytes(buffer)
-        try:
-            self._send(view, offset)
-        except OSError as error:
-            self._state = "failed"
-            raise failures.from_write_error(error, self._key) from error
-        with self._lock:
-            self._written += view.nbytes
-            self._end = max(self._end, offset + view.nbytes)
-
-    def _send(self, view: memoryview, offset: int) -> None:
-        """Directly where the piece and the file system allow it, else through the page cache."""
-        if self._wants_direct and direct.is_aligned(view, offset):
-            fd = self._direct_fd()
-            if fd >= 0:
-                try:
-                    syscalls.pwrite_all(fd, view, offset)
-                    return
-                except OSError as error:
-                    if not direct.is_refusal(error):
-                        raise
-                    direct.refuse(self._device)
-                    self._wants_direct = False
-        syscalls.pwrite_all(self._fd, view, offset)
-
-    def _direct_fd(self) -> int:
-        with self._lock:
-            if self._second < 0:
-                self._second = direct.open_direct(self._path, os.O_WRONLY, self._device)
-                self._wants_direct = self._second >= 0
-            return self._second
-
-    def finish(self, *, durable: bool, key: Key | None = None) -> None:
-        if self._state != "open":
-            raise failures.writer_is_done(self._key, self._state)
-        if self._written != self._end:
-            self._state = "failed"
-            raise failures.gap(self._key, expected=self._end, found=self._written)
-        final = self._key if key is None else key
-        target = self._backend._path(final)
-        self._state = "failed"  # until it has succeeded; nothing below is tried twice
-        try:
-            if os.fstat(self._fd).st_size != self._end:  # more was reserved than was needed
-                os.ftruncate(self._fd, self._end)
-            if durable:
-                syscalls.sync_fd(self._fd)
-            self._close()
-            if target != self._path:
-                self._backend._folders.with_parent(target, lambda: os.replace(self._path, target))
-        except OSError as error:
-            raise failures.from_write_error(error, final) from error
-        self._state = "finished"
-
-    def abort(self) -> None:
-        if self._state in ("finished", "aborted"):
-            return
-        self._state = "aborted"
-        with suppress(OSError):
-            self._close()
-        with suppress(OSError):
-            os.unlink(self._path)
-
-    def _close(self) -> None:
-        for fd in (self._second, self._fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._second = -1
-
-    def __del__(self) -> None:
-        # Only the descriptor: the file may belong to the parent of a forked process, and what
-        # stays under tmp/ is collected.
-        with suppress(OSError, AttributeError):
-            self._close()
 
 
 def _path_of(url: StrPath) -> str:

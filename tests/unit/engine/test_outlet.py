@@ -108,16 +108,16 @@ def test_files_that_end_early_are_laid_out_alike(
 def test_pieces_are_of_several_mib_and_begin_on_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckptfmt.storage.local import _LocalWriter
+    from ckptfmt.storage.local_writer import LocalWriter
 
     written: list[tuple[int, int]] = []
-    real = _LocalWriter.write
+    real = LocalWriter.write
 
     def noting(self: Any, offset: int, buffer: Any) -> None:
         written.append((offset, len(buffer)))
         real(self, offset, buffer)
 
-    monkeypatch.setattr(_LocalWriter, "write", noting)
+    monkeypatch.setattr(LocalWriter, "write", noting)
     tree = {f"{i}": np.random.default_rng(i).random(500_000) for i in range(8)}
     ckptfmt.save_async(tree, tmp_path, step=1).result(60)
     assert all(offset % 4096 == 0 for offset, _ in written)

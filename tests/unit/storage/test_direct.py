@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt.engine.arena import aligned_buffer
-from ckptfmt.storage import direct, open_backend
+from ckptfmt.storage import direct, open_backend, syscalls
 from ckptfmt.types import Key
 
 
@@ -152,3 +154,81 @@ def _evict(path: Path) -> None:
 def _disk_nbytes() -> int:
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def test_write_back_of_what_goes_through_the_cache_starts_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[int, int]] = []
+    real = syscalls.start_write_back
+
+    def noting(fd: int, offset: int, nbytes: int) -> None:
+        started.append((offset, nbytes))
+        real(fd, offset, nbytes)
+
+    monkeypatch.setattr(syscalls, "start_write_back", noting)
+    backend, data = open_backend(tmp_path), _data(8 << 20)
+    with ckptfmt.configure(direct_io="off"):
+        writer = backend.create(Key("data/a"), len(data))
+        writer.write(0, data[: 4 << 20].data)
+        writer.write(4 << 20, data[4 << 20 : (4 << 20) + 100].data)
+        assert started == [(0, 4 << 20)]
+        writer.write((4 << 20) + 100, data[(4 << 20) + 100 :].data)
+        writer.finish(durable=True)
+    assert bytes(backend.get(Key("data/a"))) == data.tobytes()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+def test_a_range_that_is_written_back_early_is_clean_or_on_its_way(tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwrite(fd, bytes(1 << 20), 0)
+        syscalls.start_write_back(fd, 0, 1 << 20)
+        read_end, write_end = os.pipe()  # where it is not offered, that is no error
+        syscalls.start_write_back(write_end, 0, 1 << 20)
+        os.close(read_end)
+        os.close(write_end)
+    finally:
+        os.close(fd)
+
+
+def test_a_write_back_that_fails_at_once_fails_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(syscalls, "start_write_back", full)
+    backend, data = open_backend(tmp_path), _data(2 << 20)
+    with ckptfmt.configure(direct_io="off"):
+        writer = backend.create(Key("data/a"), len(data))
+        with pytest.raises(ckptfmt.StorageError):
+            writer.write(0, data.data)
+        writer.abort()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs here")
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_store_on_tmpfs_works_directly_or_through_the_cache(
+    monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Kernels before 6.6 refuse direct I/O there."""
+    if refused:
+        real = os.open
+
+        def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+            if flags & getattr(os, "O_DIRECT", 0):
+                raise OSError(errno.EINVAL, "no")
+            return real(path, flags, *rest, **more)
+
+        monkeypatch.setattr(os, "open", refuse)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        tree = {f"{i}": np.random.default_rng(i).random(400_000) for i in range(3)}
+        ckptfmt.save(tree, folder, step=1)
+        ckptfmt.save_async({**tree, "more": np.ones(300_000)}, folder, step=2).result(60)
+        for step in (1, 2):
+            for mode in ("read", "mmap"):
+                loaded = ckptfmt.load(folder, step=step, mode=mode)
+                assert all(np.array_equal(loaded[name], tree[name]) for name in tree)
+        assert ckptfmt.Store(folder).verify().ok
