@@ -45,7 +45,7 @@ _HOMES = {
     "fill_boxes": "fill",
     "flatten": "tree",
     "load_like": "restore",
-    "load_tree": "restore",
+    "load_tree": "load",
     "named_leaves": "walk",
     "nearest": "select",
     "parse_where": "where",
@@ -144,6 +144,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
     from ckptfmt.engine.lineage import remember as remember
+    from ckptfmt.engine.load import load_tree as load_tree
     from ckptfmt.engine.notes import annotate as annotate
     from ckptfmt.engine.notes import check_metadata as check_metadata
     from ckptfmt.engine.notes import check_metrics as check_metrics
@@ -157,7 +158,6 @@ if TYPE_CHECKING:
     from ckptfmt.engine.request import SaveRequest as SaveRequest
     from ckptfmt.engine.restore import RestoreRequest as RestoreRequest
     from ckptfmt.engine.restore import load_like as load_like
-    from ckptfmt.engine.restore import load_tree as load_tree
     from ckptfmt.engine.restore import restore_tree as restore_tree
     from ckptfmt.engine.restore import source_of as source_of
     from ckptfmt.engine.save import save_tree as save_tree

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-ObjectKind = Literal["tensor", "stateful", "value", "unknown"]
+ObjectKind = Literal["tensor", "composite", "stateful", "value", "unknown"]
+"""composite: a tensor that is stored as a container of its parts."""
 MatchBy = Literal["name", "position"]
 
 ORDER_USER_CODE, ORDER_OPTIMIZER, ORDER_TENSOR, ORDER_RNG = 0, 1, 2, 3
@@ -107,7 +108,7 @@ class StoredLeaf:
     """A stored leaf as a target sees it. `dtype` is "" for a plain value, which is in `value`.
 
     `tensor` is the tensor's row: equal rows are tied. `origin` is the name before `rename=`, where
-    that changed it.
+    that changed it. `part`: of a composite, at a load.
     """
 
     name: str
@@ -117,6 +118,7 @@ class StoredLeaf:
     value: object = None
     attributes: Mapping[str, object] = field(default_factory=dict)
     origin: str = ""
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,9 @@ class Staged(Protocol):
         """NumPy array (C-order, this process alone owns it; a view of nothing the file backs
         writably) or plain value, by the absolute name that was asked for."""
 
+    def own(self, name: str) -> Any:
+        """The same array for the target to keep: nobody else is given its memory."""
+
     def __contains__(self, name: object) -> bool: ...
     def subtree(self, name: str) -> Any:
         """What `Comparison.subtree` asked for, as the tree that was saved: a deep copy of its own."""
@@ -260,11 +265,11 @@ class Adapter(Protocol):
         """For kind "tensor". UsageError names `name` if the tensor cannot be carried."""
 
     def capture(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:
-        """For kind "stateful". `peers`: (name, object) of all stateful objects of this adapter in
+        """For kind "stateful" and "composite". `peers`: (name, object) of all stateful objects of this adapter in
         the tree, itself included: an optimizer finds its parameters' names there."""
 
     def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target | None:
-        """For kind "tensor" and "stateful". None for a tensor that cannot be filled: the engine
+        """For "tensor", "composite" and "stateful". None for a tensor that cannot be filled: the engine
         then puts another one, from `make`, into the dict or list that holds it."""
 
     def pack_value(self, obj: Any) -> tuple[str, object]:
@@ -276,6 +281,13 @@ class Adapter(Protocol):
     def tensor(self, array: NDArray[Any], attributes: Mapping[str, object]) -> object:
         """A new tensor with these values, on the host: for the state of an object that had this
         framework's tensors. `attributes` are the leaf's."""
+
+    def compose(self, attributes: Mapping[str, object], name: str) -> Callable[[Any], Any] | None:
+        """How to make a composite of the container of its parts (tensors of this framework, plain
+        values), by the stored container's attributes. None for a container that is none."""
+
+    def copy(self, obj: Any) -> object:
+        """A composite of the same values in memory of its own."""
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
         """A new tensor of `like`'s class, device and sharding with these values (`load(like=)`)."""

@@ -8,16 +8,15 @@ from typing import Any, Literal, TypeVar, overload
 from ckptfmt.engine.adapter import MatchBy
 from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background, settle
 from ckptfmt.engine.lineage import remember
+from ckptfmt.engine.load import Compose, Convert, load_tree
 from ckptfmt.engine.notes import check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.engine.progress import check_progress
 from ckptfmt.engine.request import SaveRequest
 from ckptfmt.engine.restore import (
-    Convert,
     RestoreRequest,
     load_like,
-    load_tree,
     plan_tree,
     restore_tree,
     source_of,
@@ -345,8 +344,13 @@ def load_as(
     verify: bool = True,
     max_nbytes: int | None = None,
     progress: Progress = False,
+    compose: Compose | None = None,
+    fused: bool = False,
 ) -> Any:
-    """`load` for adapters: `convert(array, stored leaf)` makes each tensor of the tree."""
+    """`load` for adapters: `convert(array, stored leaf)` makes each tensor of the tree.
+
+    `compose` and `fused` as in `load_tree`.
+    """
     if isinstance(path, Checkpoint):
         if step is not None or at is not None:
             raise UsageError(
@@ -367,6 +371,8 @@ def load_as(
             max_nbytes=max_nbytes,
             progress=progress,
             convert=convert,
+            compose=compose,
+            fused=fused,
         )
         if names is None:
             remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)

@@ -27,6 +27,7 @@ def read_tensors(
     *,
     mode: Mode = "auto",
     verify: bool = True,
+    own: bool = False,
     reporter: Reporter,
 ) -> dict[int, Array]:
     """Tensor row -> array, writable and private to the caller.
@@ -35,6 +36,7 @@ def read_tensors(
         mode: "auto" gives views of buffers of at most 256 MiB, "read" memory of its own to each,
             "mmap" copy-on-write maps.
         verify: Check every byte.
+        own: "auto" gives memory of its own to each array that is not mapped.
     """
     tree = index.tree
     rows = np.unique(np.asarray(tensors, np.int64))
@@ -48,7 +50,7 @@ def read_tensors(
     elif mode == "auto":
         resident = reader.resident(regions)
         buffers = reader.maps(regions[resident], reporter)
-        buffers.update(reader.regions(regions[~resident], own=False, reporter=reporter))
+        buffers.update(reader.regions(regions[~resident], own=own, reporter=reporter))
     else:
         raise UsageError(
             "unknown mode",

@@ -1,8 +1,7 @@
 """bind: checked arrays -> the caller's tree and targets, all or nothing (I5). Spec: 08-protocol.
 
 `Comparison` collects what matches before anything is read; `Staged` hands out what was read and
-checked. The targets here are those of no framework: arrays, plain values, generators, and objects
-that give and take their state themselves. Adapters bring their own.
+checked. What they are handed to is in `targets`, and in the adapters.
 """
 
 from __future__ import annotations
@@ -11,36 +10,10 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from ckptfmt.engine.adapter import (
-    ORDER_RNG,
-    ORDER_TENSOR,
-    ORDER_USER_CODE,
-    MatchBy,
-    Memory,
-    StoredLeaf,
-    Target,
-)
-from ckptfmt.engine.adapter import (
-    Comparison as ComparisonProtocol,
-)
-from ckptfmt.engine.adapter import (
-    Staged as StagedProtocol,
-)
+from ckptfmt.engine.adapter import MatchBy, StoredLeaf
 from ckptfmt.engine.cast import cast_array
-from ckptfmt.engine.dispatch import adapter_of, array_source, tensor_source
-from ckptfmt.engine.overlap import overlaps_itself
-from ckptfmt.engine.own_tensors import as_own_tensors, copy_state, maker_of
-from ckptfmt.engine.rng import (
-    generator_kind,
-    generator_state,
-    is_generator,
-    set_generator_state,
-    state_kind,
-)
-from ckptfmt.engine.tree import Visit, capture, unflatten
-from ckptfmt.errors import UsageError
+from ckptfmt.engine.composites import Composites, is_below
+from ckptfmt.engine.unflatten import unflatten
 from ckptfmt.reports import Mismatch
 
 if TYPE_CHECKING:
@@ -183,6 +156,10 @@ class Comparison:
     def attributes(self, name: str) -> Mapping[str, object]:
         return self._attributes.get(name, {})
 
+    def composites(self, below: str) -> Composites:
+        """Those among the stored containers at and below a name."""
+        return Composites({n: a for n, a in self._attributes.items() if is_below(n, below)})
+
     def missing(self, name: str) -> None:
         if self.wanted(name):
             self.missing_names[name] = None
@@ -212,7 +189,8 @@ class Comparison:
     def matched(self) -> list[str]:
         """Wanted names that will be bound; those of a subtree by their stored names."""
         made = [name for name in self.sources if name not in self.pending_names]
-        return made + [name for below in self.subtrees.values() for name in below]
+        made += [name for below in self.subtrees.values() for name in below]
+        return list(dict.fromkeys(made))
 
     def tensor_rows(self) -> dict[int, list[str]]:
         """Stored tensor row -> wanted names."""
@@ -242,6 +220,7 @@ class Staged:
     ) -> None:
         self._comparison, self.arrays = comparison, arrays
         self._cast: dict[str, Array] = {}
+        self._given: set[int] = set()
         self.undoable = undoable
 
     def cast_all(self) -> None:
@@ -257,9 +236,17 @@ class Staged:
         if not leaf.dtype:
             return copy.deepcopy(leaf.value)
         array = self.arrays[leaf.tensor]
+        self._given.add(leaf.tensor)
         if name in self._comparison.casts:
             return cast_array(array, self._comparison.casts[name][1], name)
         return array
+
+    def own(self, name: str) -> Any:
+        row = self._comparison.leaf(self._comparison.sources[name]).tensor
+        cast, fresh = name in self._comparison.casts, row not in self._given
+        array = self[name]
+        # Tied names are one array here, and a cast one may be asked for twice.
+        return array if fresh and not cast else array.copy()
 
     def __contains__(self, name: object) -> bool:
         return name in self._comparison.sources or name in self._comparison.subtrees
@@ -278,20 +265,26 @@ class Staged:
         names = ["" if stored == name else stored[prefix:] for stored in below]
         leaves: list[Any] = []
         copies: dict[int, Array] = {}
+        composites = self._comparison.composites(name)
+        tensors: dict[int, Any] = {}
         for stored in below:
             leaf = self._comparison.leaf(stored)
-            if leaf.dtype:
-                if leaf.tensor not in copies:
-                    copies[leaf.tensor] = self.arrays[leaf.tensor].copy()
-                leaves.append(copies[leaf.tensor])
-            else:
+            if not leaf.dtype:
                 leaves.append(copy.deepcopy(leaf.value))
+                continue
+            row = leaf.tensor
+            if row not in copies:
+                copies[row] = self.arrays[row].copy()
+                tensors[row] = composites.part(stored, copies[row], leaf.attributes)
+            part = composites.adapter_of(stored) is not None
+            leaves.append(tensors[row] if part else copies[row])
         inner = {
             "" if at == name else at[prefix:]: row
             for at, row in self._comparison.containers.items()
-            if not name or at == name or at.startswith(f"{name}/")
+            if is_below(at, name)
         }
-        return unflatten(names, leaves, inner, partial=True)
+        makers = {at[prefix:] if at != name else "": m for at, m in composites.makers.items()}
+        return unflatten(names, leaves, inner, partial=True, makers=makers)
 
 
 class _ByName(Mapping[str, Any]):
@@ -312,189 +305,3 @@ class _ByName(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._comparison.sources) + len(self._below)
-
-
-# -- targets of no framework ---------------------------------------------------------------------
-
-
-class ArrayTarget:
-    """A NumPy array, filled in place."""
-
-    order = ORDER_TENSOR
-
-    def __init__(self, name: str, array: Array) -> None:
-        self.name, self.array = name, array
-        self._old: Array | None = None
-        source = array_source(array)
-        self.identities, self._dtype = {name: source.identity}, source.dtype
-        if overlaps_itself(array.shape, array.strides, array.itemsize):
-            raise UsageError(
-                "elements of the target array share memory",
-                reason="target",
-                where=repr(name),
-                found=f"strides {array.strides} of shape {array.shape}",
-                do="pass an array with memory of its own for each element",
-            )
-        if not array.flags.writeable:
-            raise UsageError(
-                "target array is read-only",
-                reason="target",
-                where=repr(name),
-                do="pass a writable array, or use load(like=...)",
-            )
-
-    @property
-    def owns_memory(self) -> bool:
-        return self.array.base is None
-
-    def memory(self) -> list[Memory]:
-        array = self.array
-        if array.dtype.hasobject or array.itemsize == 0:
-            return []
-        address = array.__array_interface__["data"][0]
-        place = (address, array.shape, array.strides, array.itemsize)
-        return [Memory(self.name, "cpu", *place, self._encode, self.identities[self.name])]
-
-    def _encode(self, staged: Array) -> Array:
-        return staged.astype(self.array.dtype, copy=False)
-
-    def compare(self, comparison: ComparisonProtocol) -> None:
-        comparison.tensor(self.name, self._dtype, self.array.shape)
-
-    def bind(self, staged: StagedProtocol) -> None:
-        if self.name in staged:
-            self._old = self.array.copy() if staged.undoable else None
-            np.copyto(self.array, staged[self.name])
-
-    def undo(self) -> None:
-        if self._old is not None:
-            np.copyto(self.array, self._old)
-
-
-class ItemTarget:
-    """A plain value, or an immutable tensor, which is replaced in the dict or list that holds it."""
-
-    order = ORDER_TENSOR
-
-    def __init__(self, visit: Visit, make: Callable[[Any], Any] | None = None) -> None:
-        self.name = visit.name
-        self._visit, self._make = visit, make
-        self._bound = False
-        if not isinstance(visit.parent, dict | list):
-            holder = "the target itself" if visit.parent is None else type(visit.parent).__name__
-            raise UsageError(
-                "a plain value cannot be replaced where it stands",
-                reason="target",
-                where=repr(visit.name),
-                found=f"in {holder}",
-                do="hold it in a dict or a list, or use load(like=...)",
-            )
-
-    def compare(self, comparison: ComparisonProtocol) -> None:
-        obj = self._visit.obj
-        if self._make is not None:
-            source = tensor_source(obj, self.name)
-            comparison.tensor(self.name, source.dtype, source.shape)
-            return
-        below = comparison.stored(self.name)
-        whole = self.name not in below and not any(leaf.dtype for leaf in below.values())
-        if below and whole and isinstance(obj, dict | list | tuple) and not obj:
-            comparison.subtree(self.name)  # an empty container takes whatever plain tree is stored
-        else:
-            comparison.value(self.name)
-
-    def bind(self, staged: StagedProtocol) -> None:
-        if self.name not in staged:
-            return
-        try:
-            made = staged[self.name]
-        except KeyError:
-            made = staged.subtree(self.name)
-        self._bound = True
-        self._visit.parent[self._visit.key] = made if self._make is None else self._make(made)
-
-    def undo(self) -> None:
-        if self._bound:
-            self._visit.parent[self._visit.key] = self._visit.obj
-
-
-class GeneratorTarget:
-    """A generator of NumPy or of Python's random, set in place, last."""
-
-    order = ORDER_RNG
-
-    def __init__(self, name: str, generator: Any) -> None:
-        self.name, self._generator = name, generator
-        self._old: Any = None
-
-    def compare(self, comparison: ComparisonProtocol) -> None:
-        below = comparison.stored(self.name)
-        if not comparison.subtree(self.name):
-            return
-        state = {
-            key: below[f"{self.name}/{key}" if self.name else key].value
-            for key in ("kind", "bit_generator", "has_gauss")
-            if (f"{self.name}/{key}" if self.name else key) in below
-        }
-        expected, found = generator_kind(self._generator), state_kind(state)
-        if expected != found:
-            comparison.mismatch(self.name, expected, found or "no generator's state")
-
-    def bind(self, staged: StagedProtocol) -> None:
-        if self.name in staged:
-            self._old = copy.deepcopy(generator_state(self._generator))
-            set_generator_state(self._generator, staged.subtree(self.name), self.name)
-
-    def undo(self) -> None:
-        if self._old is not None:
-            set_generator_state(self._generator, self._old, self.name)
-
-
-class StatefulTarget:
-    """An object that takes its state itself; it is given a deep copy, replaced whole."""
-
-    order = ORDER_USER_CODE
-
-    def __init__(self, name: str, obj: Any, peers: Sequence[tuple[str, object]] = ()) -> None:
-        self.name, self._obj, self._peers = name, obj, peers
-        self._load = obj.load_state_dict if hasattr(obj, "load_state_dict") else obj.set_state
-        self._old: Any = None
-        self._bound = False
-        self._stored: Mapping[str, StoredLeaf] = {}
-
-    def compare(self, comparison: ComparisonProtocol) -> None:
-        comparison.subtree(self.name)
-        self._stored = comparison.stored(self.name)
-
-    def bind(self, staged: StagedProtocol) -> None:
-        if self.name not in staged:
-            return
-        current = capture(self._obj, self.name, self._peers).tree
-        self._old = copy_state(current)
-        below = len(self.name) + 1 if self.name else 0
-        stored = {name[below:]: leaf for name, leaf in self._stored.items()}
-        state = as_own_tensors(staged.subtree(self.name), current, stored)
-        self._bound = True
-        self._load(state)
-
-    def undo(self) -> None:
-        if self._bound:
-            self._load(self._old)
-
-
-def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
-    """The target of an object of the caller's tree."""
-    obj = visit.obj
-    if visit.kind == "value":
-        return ItemTarget(visit)
-    adapter = adapter_of(obj)
-    if adapter is not None and adapter.kind(obj) in ("tensor", "stateful"):
-        made = adapter.target(obj, visit.name, peers)
-        return ItemTarget(visit, maker_of(obj)) if made is None else made
-    if visit.kind == "tensor":
-        if isinstance(obj, np.ndarray):
-            return ArrayTarget(visit.name, obj)
-        return ItemTarget(visit, maker_of(obj))
-    if is_generator(obj):
-        return GeneratorTarget(visit.name, obj)
-    return StatefulTarget(visit.name, obj, peers)

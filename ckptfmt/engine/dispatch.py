@@ -167,7 +167,7 @@ def is_stateful(obj: object) -> bool:
 def is_adapted(obj: object) -> bool:
     """True if an adapter gives and takes the state of this object."""
     adapter = adapter_of(obj)
-    return adapter is not None and adapter.kind(obj) == "stateful"
+    return adapter is not None and adapter.kind(obj) in ("stateful", "composite")
 
 
 def captures_last(obj: object) -> bool:
@@ -179,7 +179,7 @@ def captures_last(obj: object) -> bool:
 def capture(obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:
     """The state of a stateful object."""
     adapter = adapter_of(obj)
-    if adapter is not None and adapter.kind(obj) == "stateful":
+    if adapter is not None and adapter.kind(obj) in ("stateful", "composite"):
         return adapter.capture(obj, name, peers)
     if is_generator(obj):
         return Captured(generator_state(obj))
@@ -257,6 +257,13 @@ def tensor_source(obj: Any, name: str) -> TensorSource:
     )
 
 
+def adapter_of_tag(tag: str) -> Adapter | None:
+    """The adapter of the framework before the dot, where it is installed."""
+    root = tag.partition(".")[0]
+    root = _TAG_ROOTS.get(root, root)
+    return load_adapter(root) if root in ADAPTERS and _is_installed(root) else None
+
+
 class _Extend:
     """Values of registered types and of frameworks, for `pack_value` and `parse_value`."""
 
@@ -273,13 +280,9 @@ class _Extend:
         if tag == "type":
             entry = BY_NAME.get(payload[0])
             return NotImplemented if entry is None else entry.unpack(payload[1])
-        root = tag.partition(".")[0]
-        root = _TAG_ROOTS.get(root, root)
-        if root not in ADAPTERS or not _is_installed(root):
-            return NotImplemented
         try:
-            adapter = load_adapter(root)
-            return adapter.unpack_value(tag, payload)
+            adapter = adapter_of_tag(tag)
+            return NotImplemented if adapter is None else adapter.unpack_value(tag, payload)
         except (MissingExtraError, UnsupportedError):
             return NotImplemented  # the plain payload and a warning, as for an absent framework
 

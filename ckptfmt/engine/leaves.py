@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ckptfmt.engine.arrays import read_tensors
@@ -38,7 +39,12 @@ def containers_of(index: Index) -> dict[str, tuple[str, bytes]]:
 
 
 def nest(
-    index: Index, positions: Sequence[int], leaves: Sequence[Any], *, partial: bool = False
+    index: Index,
+    positions: Sequence[int],
+    leaves: Sequence[Any],
+    *,
+    partial: bool = False,
+    makers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
 ) -> Any:
     """Leaves back into the tree that was saved; `partial` where some are left out."""
     names = index.tree.leaf_names
@@ -48,7 +54,7 @@ def nest(
         for position, leaf in zip(positions, leaves):
             every[position] = leaf
         leaves = every
-    return unflatten(names, leaves, containers_of(index), partial=partial)
+    return unflatten(names, leaves, containers_of(index), partial=partial, makers=makers)
 
 
 def attributes_by_row(

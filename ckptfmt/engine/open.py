@@ -228,7 +228,8 @@ class Checkpoint(Mapping[str, Any]):
         progress: Progress = False,
     ) -> Any:
         """The tree (or the selected part of it) as NumPy arrays; see `ckptfmt.load`."""
-        from ckptfmt.engine.restore import RestoreRequest, load_like, load_tree
+        from ckptfmt.engine.load import load_tree
+        from ckptfmt.engine.restore import RestoreRequest, load_like
 
         if like is not None:
             request = RestoreRequest(

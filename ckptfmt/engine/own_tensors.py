@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ckptfmt.engine.adapter import StoredLeaf
+from ckptfmt.engine.composites import Composites
 from ckptfmt.engine.dispatch import ADAPTERS, adapter_of, load_adapter
 from ckptfmt.engine.source import TreeSource
-from ckptfmt.engine.tree import FRAMEWORK, flatten, unflatten
+from ckptfmt.engine.tree import FRAMEWORK, flatten, unflatten, walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,16 +28,21 @@ Array: TypeAlias = "NDArray[Any]"
 def copy_state(state: Any) -> Any:
     """A deep copy of an object's state, also where it holds tensors that know no deep copy, such as
     those that an autograd graph leads to."""
-    flat = flatten(state)
+    source = TreeSource(state)
+    composites = Composites(source.container_attributes())
     memo: dict[int, Any] = {}
-    for source in flat.tensors:
-        tensor = source.keep
-        if tensor is None or isinstance(tensor, np.ndarray):
+    for leaf, tensor in source.tensor_leaves():
+        kept = tensor.keep
+        if kept is None or isinstance(kept, np.ndarray) or composites.adapter_of(leaf.name):
             continue
         try:
-            memo[id(tensor)] = copy.deepcopy(tensor)
+            memo[id(kept)] = copy.deepcopy(kept)
         except Exception:
-            memo[id(tensor)] = maker_of(tensor)(source.fetch().copy())
+            memo[id(kept)] = maker_of(kept)(tensor.fetch().copy())
+    if composites.makers:
+        for visit in walk(state):
+            if visit.kind == "composite":
+                memo[id(visit.obj)] = adapter_of(visit.obj).copy(visit.obj)  # type: ignore[union-attr]
     return copy.deepcopy(state, memo)
 
 
@@ -60,18 +67,21 @@ def as_own_tensors(state: Any, current: Any, stored: Mapping[str, StoredLeaf]) -
     leaves: list[Any] = []
     arrays: dict[int, Any] = {}
     source = TreeSource(state)
+    composites = Composites(source.container_attributes())
     for leaf in source.leaves(None):
         if leaf.dtype:
             if leaf.tensor not in arrays:
                 array = new.tensors[leaf.tensor].fetch()
                 maker = makers.get(leaf.name, default)
-                if leaf.name in recorded and maker is default:
+                if composites.adapter_of(leaf.name) is not None:
+                    maker = partial(composites.part, leaf.name, attributes=leaf.attributes)
+                elif leaf.name in recorded and maker is default:
                     maker = _maker_of_framework(recorded[leaf.name])
                 arrays[leaf.tensor] = array if maker is None else maker(array)
             leaves.append(arrays[leaf.tensor])
         else:
             leaves.append(leaf.value)
-    return unflatten(new.names, leaves, source.containers())
+    return unflatten(new.names, leaves, source.containers(), makers=composites.makers)
 
 
 def _maker_of_framework(leaf: StoredLeaf) -> Callable[[Array], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,24 +10,23 @@ import numpy as np
 
 from ckptfmt import config
 from ckptfmt.engine.adapter import ORDER_TENSOR, MatchBy, StoredLeaf, Target, TensorSource
-from ckptfmt.engine.arrays import read_tensors
-from ckptfmt.engine.bind import Comparison, Staged, make_target
+from ckptfmt.engine.bind import Comparison, Staged
 from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
-from ckptfmt.engine.leaves import attributes_by_row, nest, parse_leaf_value
 from ckptfmt.engine.lineage import remember
+from ckptfmt.engine.load import check_limit
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.overlap import disagreeing, memories_of
 from ckptfmt.engine.own_tensors import maker_of
-from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.ranks import PerRankTarget
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves, renamer
 from ckptfmt.engine.report import make_report, raise_mismatches
-from ckptfmt.engine.select import Matcher, select_positions
+from ckptfmt.engine.select import Matcher
 from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeSource
+from ckptfmt.engine.targets import make_target
 from ckptfmt.engine.tree import find_peers, walk
-from ckptfmt.errors import MismatchError, PartialRestoreError, UsageError
+from ckptfmt.errors import MismatchError, PartialRestoreError
 from ckptfmt.events import Progress
-from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, dtype_of, escape_key, join_name, pack_array
+from ckptfmt.format import dtype_of, escape_key, join_name, pack_array
 from ckptfmt.reports import RestoreReport
 from ckptfmt.types import Mode, Select
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Array: TypeAlias = "NDArray[Any]"
-Convert = Callable[[Array, StoredLeaf], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,83 +53,6 @@ class RestoreRequest:
     progress: Progress = False
     validate: Callable[[Mapping[str, Any]], None] | None = None
     """Given what is staged, by name, before any target changes; raises to reject it."""
-
-
-# -- load: a tree of arrays ----------------------------------------------------------------------
-
-
-def load_tree(
-    checkpoint: Checkpoint,
-    *,
-    names: Select | None = None,
-    mode: Mode = "auto",
-    verify: bool = True,
-    max_nbytes: int | None = None,
-    progress: Progress = False,
-    convert: Convert | None = None,
-) -> Any:
-    """The tree that was saved (or the selected part), with NumPy arrays, writable and private.
-
-    `convert` makes another framework's tensor of each; tied leaves come with one array.
-    """
-    tree, info = checkpoint.index.tree, checkpoint.info
-    positions = select_positions(
-        tree.leaf_names, names, f"{checkpoint.info.name} of {checkpoint.info.url}"
-    )
-    kinds = tree.leaf_kinds[positions] if positions else tree.leaf_kinds[:0]
-    rows = tree.leaf_rows[positions] if positions else tree.leaf_rows[:0]
-    wanted = np.unique(rows[kinds != LEAF_VALUE])
-    total = int(tree.tensor_nbytes[wanted].sum())
-    if mode != "mmap" or max_nbytes is not None:  # a map takes no memory that cannot be given back
-        check_limit(total, max_nbytes)
-    with Reporter(progress, "load", total, checkpoint=info.name, step=info.step) as reporter:
-        arrays = read_tensors(
-            checkpoint.backend,
-            checkpoint.index,
-            wanted.tolist(),
-            mode=mode,
-            verify=verify,
-            reporter=reporter,
-        )
-    for row in checkpoint.object_rows & arrays.keys():
-        arrays[row] = arrays[row].astype(object)
-    attributes = attributes_by_row(tree.leaf_attributes, tree.leaf_names) if convert else {}
-    leaves: list[Any] = []
-    for position, kind, row in zip(positions, kinds.tolist(), rows.tolist()):
-        if kind == LEAF_TENSOR and convert is not None:
-            name, array = tree.leaf_names[position], arrays[row]
-            extra = attributes.get(position, {})
-            stored = StoredLeaf(name, tree.dtype(row).name, array.shape, row, None, extra)
-            leaves.append(convert(array, stored))
-        elif kind == LEAF_TENSOR:
-            leaves.append(arrays[row])
-        else:
-            data = tree.values[row] if kind == LEAF_VALUE else arrays[row].tobytes()
-            leaves.append(parse_leaf_value(data, tree.leaf_names[position]))
-    return nest(checkpoint.index, positions, leaves, partial=names is not None)
-
-
-def check_limit(nbytes: int, max_nbytes: int | None) -> None:
-    """Before any allocation: no more logical bytes than asked for, nor than this machine has."""
-    limit, do = max_nbytes, "raise max_nbytes, or take part with names="
-    if limit is None:
-        limit = _memory_nbytes()
-        do = 'take part with names=, or use mode="mmap"; max_nbytes= overrides this'
-    if limit is not None and nbytes > limit:
-        raise UsageError(
-            "checkpoint is larger than allowed",
-            reason="max-nbytes",
-            expected=f"at most {limit} bytes",
-            found=f"{nbytes} bytes",
-            do=do,
-        )
-
-
-def _memory_nbytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 # -- restore: in place ---------------------------------------------------------------------------
@@ -232,7 +152,10 @@ def _compare_ties(targets: Sequence[Target], comparison: Comparison, source: Sou
                 one[name] = identity
                 by_identity.setdefault(identity, []).append(name)
     for names in by_identity.values():
-        rows = [comparison.leaf(comparison.sources[name]).tensor for name in names]
+        leaves = [comparison.leaf(comparison.sources[name]) for name in names]
+        rows = [leaf.tensor for leaf in leaves]
+        if any(leaf.value != leaves[0].value for leaf in leaves[1:]):
+            _refuse_tie(comparison, names)
         for row in sorted(set(rows[1:]) - {rows[0]}):
             same = source.same(rows[0], row)
             if same is None:
@@ -391,7 +314,12 @@ def load_like(
     """The structure of `like` with its own classes and the stored values, compared as in restore."""
     stored = source_of(source)
     comparison, renamed = _stored_side(stored, request)
+    composite: dict[str, Any] = {}
     for name, obj in _leaves_of(like, ""):
+        if not isinstance(obj, np.ndarray) and object_kind(obj) == "composite":
+            composite[name] = adapter_of(obj).target(obj, name, [])  # type: ignore[union-attr]
+            composite[name].compare(comparison)
+            continue
         spec = _spec_of(obj, name)
         if spec is None:
             comparison.value(name)
@@ -406,6 +334,8 @@ def load_like(
     staged.cast_all()
 
     def made(name: str, obj: Any) -> Any:
+        if name in composite:
+            return composite[name].make(staged)
         if name not in staged:
             return obj
         return staged[name] if _spec_of(obj, name) is None else maker_of(obj)(staged[name])

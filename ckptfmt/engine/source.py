@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ckptfmt.engine.adapter import StoredLeaf
+from ckptfmt.engine.adapter import StoredLeaf, TensorSource
 from ckptfmt.engine.arrays import read_tensors
 from ckptfmt.engine.leaves import (
     attributes_by_row,
@@ -158,6 +158,11 @@ class TreeSource:
                 made.append(StoredLeaf(name, value=parse_leaf_value(data, name)))
         return made
 
+    def tensor_leaves(self) -> list[tuple[StoredLeaf, TensorSource]]:
+        """The tensors, with where they come from."""
+        rows = [(leaf, leaf.tensor) for leaf in self.leaves(None) if leaf.dtype]
+        return [(leaf, self._flat.tensors[row]) for leaf, row in rows]
+
     def nbytes(self, tensors: Sequence[int]) -> int:
         sources = [self._flat.tensors[row] for row in set(tensors)]
         return sum(packed_nbytes(dtype_of_source(s), math.prod(s.shape)) for s in sources)
@@ -214,6 +219,20 @@ GROUP_NBYTES = 64 << 20
 """Tensors that are read together where memory is bounded."""
 
 
+def grouped(rows: Sequence[int], nbytes_of: Any) -> list[list[int]]:
+    """Neighbours together, up to `GROUP_NBYTES`; what is larger alone."""
+    groups: list[list[int]] = []
+    nbytes = GROUP_NBYTES
+    for row in rows:
+        size = int(nbytes_of[row])
+        if not groups or nbytes + size > GROUP_NBYTES:
+            groups.append([])
+            nbytes = 0
+        groups[-1].append(row)
+        nbytes += size
+    return groups
+
+
 class GroupedArrays(Mapping[int, Array]):
     """A source's tensors, read in groups of neighbours when the first of a group is asked for.
 
@@ -224,20 +243,11 @@ class GroupedArrays(Mapping[int, Array]):
         self, source: Source, rows: Sequence[int], *, verify: bool, progress: Progress
     ) -> None:
         self._source, self._verify, self._progress = source, verify, progress
-        self.groups: list[list[int]] = []
-        self._group_of: dict[int, int] = {}
+        self.groups = grouped(rows, {row: source.nbytes([row]) for row in rows})
+        self._group_of = {row: at for at, group in enumerate(self.groups) for row in group}
         self._held: dict[int, Array] = {}
         self._current = -1
         self.given = 0
-        nbytes = GROUP_NBYTES
-        for row in rows:
-            size = source.nbytes([row])
-            if nbytes + size > GROUP_NBYTES:
-                self.groups.append([])
-                nbytes = 0
-            self.groups[-1].append(row)
-            self._group_of[row] = len(self.groups) - 1
-            nbytes += size
 
     def read(self, group: Sequence[int]) -> dict[int, Array]:
         """A group's tensors; nothing of it is kept."""

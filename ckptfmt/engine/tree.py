@@ -180,7 +180,7 @@ class _Flattener:
             refuse(error, name)
         if found == "tensor":
             self._tensor(obj, name)
-        elif found == "stateful":
+        elif found in ("stateful", "composite"):
             self._stateful(obj, name, depth)
         else:
             self._value(obj, name)  # which refuses what is no value either

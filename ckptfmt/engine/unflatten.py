@@ -7,8 +7,9 @@ Spec: 03-names §3.3.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ckptfmt.engine.registered import BY_NAME
@@ -36,7 +37,9 @@ def _corrupt(what: str, where: str, reason: str = "structure") -> NoReturn:
 class _Node:
     """An inner node: its children by part, in order."""
 
-    __slots__ = ("argument", "children", "kind", "parent", "part", "whole")
+    __slots__ = (
+        "argument", "children", "complete", "kind", "maker", "parent", "part", "whole",
+    )  # fmt: skip
 
     def __init__(self, parent: _Node | None, part: str) -> None:
         self.parent = parent
@@ -45,6 +48,10 @@ class _Node:
         self.kind = "dict"
         self.argument: Any = None
         self.whole = True
+        """All children are there."""
+        self.complete = True
+        """All leaves below are there."""
+        self.maker: Callable[[Any], Any] | None = None
 
     def name(self) -> str:
         parts = []
@@ -61,6 +68,7 @@ def unflatten(
     containers: Containers,
     *,
     partial: bool = False,
+    makers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
 ) -> Any:
     """Build the tree of some leaves.
 
@@ -70,6 +78,7 @@ def unflatten(
         containers: Name -> (kind, packed argument).
         partial: Leaves were left out of `names`: containers without leaves are passed over, and
             gaps in a list are no damage. A list with gaps becomes {position: item}.
+        makers: Container name -> what makes one object of it, where all its leaves are there.
     Raises:
         CorruptError: No tree has these names.
     Spec: 03-names §3.1 to §3.4.
@@ -80,10 +89,19 @@ def unflatten(
         return leaves[0]
     root, nodes = _grow(names, leaves)
     _place_containers(root, containers, partial)
+    for name, maker in makers.items():
+        node = _node_at(root, name)
+        if node is not None:
+            node.maker = maker
     if not names and not partial:
         _corrupt("a tree without a leaf", "")
     for node in reversed(nodes):
         made = _build(node, partial)
+        node.complete = node.complete and node.whole
+        if node.parent is not None and not node.complete:
+            node.parent.complete = False
+        if node.maker is not None and node.complete:
+            made = node.maker(made)
         if node.parent is None:
             return {} if made is ABSENT else made
         node.parent.children[node.part] = made
@@ -116,14 +134,19 @@ def _grow(names: Sequence[str], leaves: Sequence[object]) -> tuple[_Node, list[_
 
 def _place_containers(root: _Node, containers: Containers, partial: bool) -> None:
     for name, (kind, argument) in containers.items():
-        node: Any = root
-        for step in split_name(name):
-            node = node.children.get(step) if type(node) is _Node else None
-        if type(node) is _Node and node.children:
+        node = _node_at(root, name)
+        if node is not None and node.children:
             node.kind = kind
             node.argument = parse_value(argument, where=name)
         elif not partial:
             _corrupt("a container has no leaf below it", name)
+
+
+def _node_at(root: _Node, name: str) -> _Node | None:
+    node: Any = root
+    for step in split_name(name):
+        node = node.children.get(step) if type(node) is _Node else None
+    return node if type(node) is _Node else None
 
 
 def _build(node: _Node, partial: bool) -> Any:

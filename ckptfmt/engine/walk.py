@@ -23,6 +23,7 @@ TREE_DEPTH_MAX = 100
 
 SCALARS = frozenset([type(None), bool, int, float, complex, str, bytes])
 MAPPINGS = frozenset([dict, collections.OrderedDict, collections.defaultdict])
+_HOLDING = frozenset(["tensor", "composite", "stateful"])
 NO_TENSORS = frozenset([*SCALARS, set, frozenset, range])
 
 
@@ -53,7 +54,7 @@ def holds_tensor(obj: object, memo: dict[int, bool], depth: int = 0) -> bool:
     memo[key] = False
     children = children_of(obj)
     if children is None:
-        found = not isinstance(obj, np.generic) and object_kind(obj) in ("tensor", "stateful")
+        found = not isinstance(obj, np.generic) and object_kind(obj) in _HOLDING
     elif depth > TREE_DEPTH_MAX:
         too_deep()
     else:
@@ -104,7 +105,7 @@ class Visit:
         parent: The container that holds it; None for the root.
         key: Its key or position there.
         obj: The object.
-        kind: "tensor", "stateful", "value" (plain values, lists without a tensor, empty
+        kind: "tensor", "composite", "stateful", "value" (plain values, lists without a tensor, empty
             containers, registered types), or "per_rank" (what it holds follows).
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ckptfmt.engine import PerRank, api, per_rank
 from ckptfmt.torch.adapter import ADAPTER
+from ckptfmt.torch.composites import register_tensor_class
 from ckptfmt.torch.loading import load
 from ckptfmt.torch.named import named
 from ckptfmt.torch.rng import RngState, rng_state, set_rng_state
@@ -22,6 +23,7 @@ __all__ = [
     "load",
     "named",
     "per_rank",
+    "register_tensor_class",
     "restore",
     "rng_state",
     "save",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError
-from ckptfmt.torch import loaders, modules, optimizers, rng, schedulers, tensors
+from ckptfmt.torch import composites, loaders, modules, optimizers, rng, schedulers, tensors
+from ckptfmt.torch.composite_targets import CompositeTarget, copied
+from ckptfmt.torch.composites import kind_of
+from ckptfmt.torch.facts import COMPOSITE
 from ckptfmt.torch.named import NamedOptimizer
 from ckptfmt.torch.optimizer_target import OptimizerTarget
 from ckptfmt.torch.rng import RngState
@@ -30,7 +33,7 @@ class TorchAdapter:
 
     def kind(self, obj: object) -> ObjectKind:
         if isinstance(obj, torch.Tensor):
-            return "tensor"
+            return "composite" if kind_of(obj) else "tensor"
         if isinstance(obj, _STATEFUL) or loaders.is_loader(obj):
             return "stateful"
         if isinstance(obj, _VALUES):
@@ -44,6 +47,8 @@ class TorchAdapter:
         return tensors.source(obj, name)
 
     def capture(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:
+        if isinstance(obj, torch.Tensor):
+            return composites.capture(obj)
         if isinstance(obj, torch.nn.Module):
             return modules.capture(obj, name)
         if isinstance(obj, torch.optim.Optimizer):
@@ -59,6 +64,8 @@ class TorchAdapter:
         return rng.capture(obj)
 
     def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
+        if isinstance(obj, torch.Tensor) and kind_of(obj):
+            return CompositeTarget(obj, name)
         if isinstance(obj, torch.Tensor):
             tensors.check(obj, name, meta=True)
             return TensorTarget(obj, name)
@@ -105,6 +112,14 @@ class TorchAdapter:
 
     def tensor(self, array: NDArray[Any], attributes: Mapping[str, object]) -> object:
         return tensors.from_array(array, attributes)
+
+    def compose(self, attributes: Mapping[str, object], name: str) -> Callable[[Any], Any] | None:
+        if COMPOSITE not in attributes:
+            return None
+        return composites.joiner(attributes[COMPOSITE], name)
+
+    def copy(self, obj: Any) -> object:
+        return copied(obj)
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
         return tensors.make_like(like, array)

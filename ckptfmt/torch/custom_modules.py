@@ -10,13 +10,16 @@ import copy
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from ckptfmt.engine import ORDER_USER_CODE, Comparison, Memory, Staged, StoredLeaf
+from ckptfmt.engine import ORDER_USER_CODE, Comparison, Memory, Staged, StoredLeaf, copy_state
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
+from ckptfmt.torch.composite_targets import CompositeTarget, assign, copied
+from ckptfmt.torch.composites import kind_of, text_of
 from ckptfmt.torch.dtypes import CARRIED, torch_dtype
 from ckptfmt.torch.memory import memory_of
 from ckptfmt.torch.module_names import by_position
@@ -142,6 +145,10 @@ class CustomModuleTarget:
                 if ask(comparison, name, value, self._stored):
                     self._tensors.append(name)
             elif name in self._owners:
+                if isinstance(value, torch.Tensor) and not _is_extra(name):
+                    CompositeTarget(value, name).compare(comparison)
+                    if value.is_meta:
+                        comparison.mismatch(name, text_of(value), "one on the meta device")
                 comparison.subtree(name)
                 self._subtrees.append(name)
             else:
@@ -245,7 +252,7 @@ class CustomModuleTarget:
     def _materialize(self, items: Mapping[str, Any]) -> None:
         """Meta tensors that will be filled become real first, each once: ties stay ties."""
         for key, tensor in self._module.state_dict(keep_vars=True).items():
-            if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_meta or kind_of(tensor):
                 continue
             if key in items or not self._strict:
                 overwrite = Overwrite(tensor)
@@ -264,7 +271,7 @@ class Snapshot:
     """All that a module's tensors hold and where they hang, to be put back bit for bit."""
 
     def __init__(self, module: Any) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         seen: set[int] = set()
         for child in module.modules():
             for attribute in ("_parameters", "_buffers"):
@@ -287,6 +294,10 @@ class Snapshot:
     def _keep_tensor(self, tensor: Any) -> None:
         if tensor.is_meta or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             return
+        if kind_of(tensor):
+            old = copied(tensor)
+            self._undo.append(partial(assign, tensor, old, keep=False))
+            return
         data, spare = tensor.data, host_copy(tensor)
 
         def put_back() -> None:
@@ -300,7 +311,7 @@ class Snapshot:
     def _keep_extra_state(self, child: Any) -> None:
         if type(child).get_extra_state is torch.nn.Module.get_extra_state:
             return
-        old = copy.deepcopy(child.get_extra_state())
+        old = copy_state(child.get_extra_state())
         self._undo.append(lambda: child.set_extra_state(old))
 
     def restore(self) -> None:
@@ -310,7 +321,7 @@ class Snapshot:
 
 def _is_tensor_state(name: str, value: object) -> bool:
     # Extra state may be a tensor of any length: it is the module's own affair.
-    return isinstance(value, torch.Tensor) and not _is_extra(name)
+    return isinstance(value, torch.Tensor) and not _is_extra(name) and not kind_of(value)
 
 
 def _is_extra(name: str) -> bool:

@@ -10,8 +10,11 @@ import torch
 from ckptfmt.engine import FRAMEWORK, Checkpoint, Matcher, Store, StoredLeaf, api
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
+from ckptfmt.torch.adapter import ADAPTER
+from ckptfmt.torch.composites import kind_of
 from ckptfmt.torch.cuda import to_device
 from ckptfmt.torch.dtypes import holds
+from ckptfmt.torch.facts import COMPOSITE
 from ckptfmt.torch.tensors import REQUIRES_GRAD, from_array
 from ckptfmt.types import At, Mode, Select, StrPath
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Where: TypeAlias = "StrPath | Store"
+Compose: TypeAlias = "Callable[[Mapping[str, object], str], Callable[[Any], Any] | None]"
 Device: TypeAlias = "torch.device | str | int"
 
 
@@ -83,10 +87,11 @@ def load(
         _check_dtype(chosen)
     for place in device.values() if isinstance(device, Mapping) else (device,):
         _check_device(place)
-    convert = _converter(device_of, dtype_of)
+    convert, compose = _converter(device_of, dtype_of)
     return api.load_as(
         convert, path, mode=mode, step=step, at=at, names=names, verify=verify,
-        max_nbytes=max_nbytes, progress=progress,
+        max_nbytes=max_nbytes, progress=progress, compose=compose,
+        fused=device is not None or dtype is not None,
     )  # fmt: skip
 
 
@@ -96,37 +101,85 @@ def load_state(path: Where, *, device: Any = None) -> Any:
     with api.open(path) as checkpoint:
         # Without a mark anywhere no object gave it: a dict that was saved, or a converted file.
         mark = FRAMEWORK if FRAMEWORK in checkpoint.index.tree.leaf_attributes else ""
-        return api.load_as(_converter(_choice(device), _choice(None), mark), checkpoint)
+        convert, compose = _converter(_choice(device), _choice(None), mark)
+        return api.load_as(convert, checkpoint, compose=compose)
 
 
 def _converter(
     device_of: Callable[[str], Any], dtype_of: Callable[[str], Any], mark: str = ""
-) -> Callable[[NDArray[Any], StoredLeaf], Any]:
-    """`convert(array, leaf)` for `load_as`; leaves without the attribute `mark` stay arrays."""
+) -> tuple[Callable[[NDArray[Any], StoredLeaf], Any], Compose]:
+    """`convert` and `compose` for `load_as`; leaves without the attribute `mark` stay arrays."""
     made: dict[tuple[Any, ...], Any] = {}
 
     def convert(array: NDArray[Any], leaf: StoredLeaf) -> Any:
-        if not holds(array.dtype) or (mark and mark not in leaf.attributes):
+        if not holds(array.dtype) or (mark and not leaf.part and mark not in leaf.attributes):
             return array
-        where, kind = device_of(leaf.name), dtype_of(leaf.name)
-        key = (id(array), where, kind)
+        if leaf.part:  # what becomes of it is its composite's affair
+            where, kind = None, None
+        else:
+            where, kind = device_of(leaf.name), dtype_of(leaf.name)
+        key = (leaf.tensor, where, kind)
         if key not in made:
-            # The array is kept with the tensor: an id is unique only while it lives.
-            made[key] = array, _tensor(array, leaf, where, kind)
-        return made[key][1]
+            made[key] = _moved(from_array(array, leaf.attributes, leaf.name), where, kind, leaf)
+        return made[key]
 
-    return convert
+    def compose(attributes: Mapping[str, object], name: str) -> Callable[[Any], Any] | None:
+        join = ADAPTER.compose(attributes, name)
+        if join is None:
+            return None
+        leaf = StoredLeaf(name, attributes={REQUIRES_GRAD: _grad(attributes)})
+
+        def composed(parts: Any) -> Any:
+            where, kind = device_of(name), dtype_of(name)
+            key = (where, kind, *_identity_of_parts(parts))
+            if key not in made:
+                made[key] = parts, _moved(join(parts).detach(), where, kind, leaf)
+            return made[key][1]
+
+        return composed
+
+    return convert, compose
 
 
-def _tensor(array: NDArray[Any], leaf: StoredLeaf, device: Any, dtype: Any) -> Any:
-    tensor = from_array(array, leaf.attributes, leaf.name)
-    if dtype is not None and tensor.is_floating_point():
-        tensor = tensor.to(dtype)
+def _grad(attributes: Mapping[str, object]) -> bool:
+    facts = attributes.get(COMPOSITE)
+    return isinstance(facts, Mapping) and facts.get("requires_grad") is True
+
+
+def _identity_of_parts(parts: Any) -> list[object]:
+    """Equal for composites whose parts were tied: they become one tensor again."""
+    if not isinstance(parts, dict):
+        return [id(parts)]
+    return [
+        (key, id(item) if isinstance(item, torch.Tensor) else repr(item))
+        for key, item in parts.items()
+    ]
+
+
+def _moved(tensor: Any, device: Any, dtype: Any, leaf: StoredLeaf) -> Any:
+    """On the device and in the dtype asked for."""
+    floating = tensor.is_floating_point()
+    if dtype is not None and floating and tensor.dtype != dtype:
+        tensor = _converted(tensor, dtype, leaf.name)
     if device is not None:
-        tensor = to_device(tensor, device)
-    if leaf.attributes.get(REQUIRES_GRAD) and (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = tensor.to(device) if kind_of(tensor) else to_device(tensor, device)
+    if leaf.attributes.get(REQUIRES_GRAD) and (floating or tensor.is_complex()):
         tensor.requires_grad_(True)
     return tensor
+
+
+def _converted(tensor: Any, dtype: Any, name: str) -> Any:
+    try:
+        return tensor.to(dtype)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UsageError(
+            "torch does not convert this dtype",
+            reason="torch-load",
+            where=name,
+            expected=str(dtype),
+            found=str(tensor.dtype),
+            do="give dtype= as a mapping {select: dtype} that leaves this leaf out",
+        ) from error
 
 
 def _choice(setting: Any) -> Callable[[str], Any]:

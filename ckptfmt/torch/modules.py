@@ -22,6 +22,8 @@ from ckptfmt.engine import (
     Target,
 )
 from ckptfmt.format import escape_key, join_name
+from ckptfmt.torch.composite_targets import CompositeTarget
+from ckptfmt.torch.composites import kind_of
 from ckptfmt.torch.custom_modules import CustomModuleTarget, own_code, refuse_meta_leftovers
 from ckptfmt.torch.memory import memory_of
 from ckptfmt.torch.module_names import by_position, by_prefix
@@ -72,6 +74,7 @@ class Entry:
     name: str
     tensor: Any
     identity: Hashable | None
+    composite: CompositeTarget | None = None
 
 
 def entries(module: Any, name: str) -> list[Entry]:
@@ -82,6 +85,9 @@ def entries(module: Any, name: str) -> list[Entry]:
     for raw, tensor in state.items():
         if isinstance(tensor, torch.Tensor):
             full = join_name(name, escape_key(keys[raw]))
+            if kind_of(tensor):
+                made.append(Entry(full, tensor, None, CompositeTarget(tensor, full)))
+                continue
             check(tensor, full, meta=True)
             made.append(Entry(full, tensor, identity_of(tensor)))
     return made
@@ -98,34 +104,39 @@ class ModuleTarget:
         self.identities: Mapping[str, Hashable | None] = {}
         self._asked: list[Entry] = []
         self._stored: Mapping[str, StoredLeaf] = {}
-        self._overwrites: list[Overwrite] = []
+        self._composites: list[CompositeTarget] = []
+        self._overwrites: list[Overwrite | CompositeTarget] = []
 
     def compare(self, comparison: Comparison) -> None:
         self._stored = stored = comparison.stored(self.name)
         own = entries(self._module, self.name)
         if comparison.match_by == "position":
-            tensors = {entry.name: entry.identity for entry in own}
+            tensors = {entry.name: entry.identity for entry in own if entry.composite is None}
             sources = by_position(self.name, tensors, stored, comparison)
-            own = [entry for entry in own if entry.name in sources]
+            own = [e for e in own if e.name in sources or e.composite is not None]
         else:
             sources = by_prefix(self.name, [e.name for e in own], stored)
         self._asked = []
+        self._composites = [entry.composite for entry in own if entry.composite is not None]
+        for composite in self._composites:
+            composite.compare(comparison)
         for entry in own:
+            if entry.composite is not None:
+                continue
             source, rule = sources.get(entry.name, (None, ""))
             if ask(comparison, entry.name, entry.tensor, stored, source=source, rule=rule):
                 self._asked.append(entry)
         self.identities = {entry.name: entry.identity for entry in self._asked}
+        for composite in self._composites:
+            self.identities = {**self.identities, **composite.identities}
         if stored:
             refuse_meta_leftovers(self._module, self.name, comparison)
 
     def memory(self) -> list[Memory]:
-        return [
-            memory
-            for entry in self._asked
-            for memory in memory_of(
-                entry.name, entry.tensor, entry.identity, self._attributes(entry)
-            )
-        ]
+        made = [memory for composite in self._composites for memory in composite.memory()]
+        for entry in self._asked:
+            made += memory_of(entry.name, entry.tensor, entry.identity, self._attributes(entry))
+        return made
 
     def bind(self, staged: Staged) -> None:
         wanted = [entry for entry in self._asked if entry.name in staged]
@@ -139,6 +150,9 @@ class ModuleTarget:
             overwrite = Overwrite(entry.tensor)
             self._overwrites.append(overwrite)
             overwrite.apply(value, keep=staged.undoable)
+        for composite in self._composites:
+            self._overwrites.append(composite)
+            composite.bind(staged)
 
     def _attributes(self, entry: Entry) -> Mapping[str, object]:
         leaf = self._stored.get(entry.name)

@@ -18,6 +18,7 @@ from ckptfmt.engine import Comparison, Staged, TensorSource
 from ckptfmt.errors import UsageError
 from ckptfmt.torch.cuda import CUDA, fill, is_far
 from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried, name_of, numpy_dtype, torch_dtype
+from ckptfmt.torch.facts import COMPOSITE, cure_of, text_of_facts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,20 +60,11 @@ def _refusal(tensor: Any, meta: bool) -> tuple[str, str]:
     if cls not in _PLAIN and not _is_plain_buffer(cls):
         return (
             f"the tensor subclass {cls.__module__}.{cls.__qualname__}",
-            "take its plain parts, or tensor.as_subclass(torch.Tensor), into the tree",
+            "take its plain parts, or tensor.as_subclass(torch.Tensor), into the tree"
+            + ("" if not hasattr(cls, "__tensor_flatten__") else "; or register_tensor_class(it)"),
         )
-    if tensor.is_nested:
-        return "a nested tensor", "take tensor.values() and tensor.offsets() into the tree"
-    if tensor.is_quantized:
-        return (
-            f"a quantized tensor ({tensor.dtype})",
-            "take tensor.int_repr(), its scale and zero point into the tree",
-        )
-    if tensor.layout is not torch.strided:
-        return (
-            f"a sparse tensor ({tensor.layout})",
-            "take its indices and values into the tree, or tensor.to_dense()",
-        )
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return f"a tensor of the layout {tensor.layout}", "take tensor.to_dense() into the tree"
     if tensor.is_meta and not meta:
         return "a meta tensor, which has no data", "materialize it first: module.to_empty(...)"
     if tensor.dtype not in CARRIED:
@@ -147,6 +139,11 @@ def memory_format_of(tensor: Any) -> str:
         if tensor.dim() == ndim and tensor.is_contiguous(memory_format=memory_format):
             return name
     return ""
+
+
+def memory_format_named(name: object) -> Any:
+    """torch's memory format, or None for what is no name of one."""
+    return _FORMATS[str(name)][1] if str(name) in _FORMATS else None
 
 
 def bits(tensor: Any) -> Any:
@@ -356,6 +353,12 @@ def ask(
     """Ask for the values of a tensor of the target; True if they are there and fit."""
     carried = check(tensor, name, meta=True)
     leaf = stored.get(source or name)
+    facts = comparison.attributes(source or name).get(COMPOSITE) if leaf is None else None
+    if facts is not None:
+        found = text_of_facts(facts) + cure_of(facts)
+        comparison.mismatch(name, f"tensor {carried.stored} {list(stored_shape(tensor))}", found)
+        comparison.value(name, source=source)  # taken, and told already
+        return False
     own = leaf.attributes.get(ATTRIBUTE) if leaf is not None else None
     expected = carried.attributes.get(ATTRIBUTE)
     if leaf is not None and leaf.dtype and own != expected:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.engine.bind import ArrayTarget
 from ckptfmt.engine.overlap import clusters, memories_of, overlaps_itself
+from ckptfmt.engine.targets import ArrayTarget
 from ckptfmt.errors import MismatchError, UsageError
 
 

@@ -105,6 +105,9 @@ class Answers:
 class Values(dict[str, Any]):
     undoable = True
 
+    def own(self, name: str) -> Any:
+        return self[name].copy()
+
     def subtree(self, name: str) -> Any:
         raise NotImplementedError
 

@@ -1,0 +1,223 @@
+"""The targets of no framework: arrays, plain values, generators, objects that take their own state.
+
+Adapters bring theirs. Spec: 08-protocol.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ckptfmt.engine.adapter import (
+    ORDER_RNG,
+    ORDER_TENSOR,
+    ORDER_USER_CODE,
+    Comparison,
+    Memory,
+    Staged,
+    StoredLeaf,
+    Target,
+)
+from ckptfmt.engine.dispatch import adapter_of, array_source, tensor_source
+from ckptfmt.engine.overlap import overlaps_itself
+from ckptfmt.engine.own_tensors import as_own_tensors, copy_state, maker_of
+from ckptfmt.engine.rng import (
+    generator_kind,
+    generator_state,
+    is_generator,
+    set_generator_state,
+    state_kind,
+)
+from ckptfmt.engine.tree import Visit, capture
+from ckptfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
+
+
+class ArrayTarget:
+    """A NumPy array, filled in place."""
+
+    order = ORDER_TENSOR
+
+    def __init__(self, name: str, array: Array) -> None:
+        self.name, self.array = name, array
+        self._old: Array | None = None
+        source = array_source(array)
+        self.identities, self._dtype = {name: source.identity}, source.dtype
+        if overlaps_itself(array.shape, array.strides, array.itemsize):
+            raise UsageError(
+                "elements of the target array share memory",
+                reason="target",
+                where=repr(name),
+                found=f"strides {array.strides} of shape {array.shape}",
+                do="pass an array with memory of its own for each element",
+            )
+        if not array.flags.writeable:
+            raise UsageError(
+                "target array is read-only",
+                reason="target",
+                where=repr(name),
+                do="pass a writable array, or use load(like=...)",
+            )
+
+    @property
+    def owns_memory(self) -> bool:
+        return self.array.base is None
+
+    def memory(self) -> list[Memory]:
+        array = self.array
+        if array.dtype.hasobject or array.itemsize == 0:
+            return []
+        address = array.__array_interface__["data"][0]
+        place = (address, array.shape, array.strides, array.itemsize)
+        return [Memory(self.name, "cpu", *place, self._encode, self.identities[self.name])]
+
+    def _encode(self, staged: Array) -> Array:
+        return staged.astype(self.array.dtype, copy=False)
+
+    def compare(self, comparison: Comparison) -> None:
+        comparison.tensor(self.name, self._dtype, self.array.shape)
+
+    def bind(self, staged: Staged) -> None:
+        if self.name in staged:
+            self._old = self.array.copy() if staged.undoable else None
+            np.copyto(self.array, staged[self.name])
+
+    def undo(self) -> None:
+        if self._old is not None:
+            np.copyto(self.array, self._old)
+
+
+class ItemTarget:
+    """A plain value, or an immutable tensor, which is replaced in the dict or list that holds it."""
+
+    order = ORDER_TENSOR
+
+    def __init__(self, visit: Visit, make: Callable[[Any], Any] | None = None) -> None:
+        self.name = visit.name
+        self._visit, self._make = visit, make
+        self._bound = False
+        if not isinstance(visit.parent, dict | list):
+            holder = "the target itself" if visit.parent is None else type(visit.parent).__name__
+            raise UsageError(
+                "a plain value cannot be replaced where it stands",
+                reason="target",
+                where=repr(visit.name),
+                found=f"in {holder}",
+                do="hold it in a dict or a list, or use load(like=...)",
+            )
+
+    def compare(self, comparison: Comparison) -> None:
+        obj = self._visit.obj
+        if self._make is not None:
+            source = tensor_source(obj, self.name)
+            comparison.tensor(self.name, source.dtype, source.shape)
+            return
+        below = comparison.stored(self.name)
+        whole = self.name not in below and not any(leaf.dtype for leaf in below.values())
+        if below and whole and isinstance(obj, dict | list | tuple) and not obj:
+            comparison.subtree(self.name)  # an empty container takes whatever plain tree is stored
+        else:
+            comparison.value(self.name)
+
+    def bind(self, staged: Staged) -> None:
+        if self.name not in staged:
+            return
+        try:
+            made = staged[self.name]
+        except KeyError:
+            made = staged.subtree(self.name)
+        self._bound = True
+        self._visit.parent[self._visit.key] = made if self._make is None else self._make(made)
+
+    def undo(self) -> None:
+        if self._bound:
+            self._visit.parent[self._visit.key] = self._visit.obj
+
+
+class GeneratorTarget:
+    """A generator of NumPy or of Python's random, set in place, last."""
+
+    order = ORDER_RNG
+
+    def __init__(self, name: str, generator: Any) -> None:
+        self.name, self._generator = name, generator
+        self._old: Any = None
+
+    def compare(self, comparison: Comparison) -> None:
+        below = comparison.stored(self.name)
+        if not comparison.subtree(self.name):
+            return
+        state = {
+            key: below[f"{self.name}/{key}" if self.name else key].value
+            for key in ("kind", "bit_generator", "has_gauss")
+            if (f"{self.name}/{key}" if self.name else key) in below
+        }
+        expected, found = generator_kind(self._generator), state_kind(state)
+        if expected != found:
+            comparison.mismatch(self.name, expected, found or "no generator's state")
+
+    def bind(self, staged: Staged) -> None:
+        if self.name in staged:
+            self._old = copy.deepcopy(generator_state(self._generator))
+            set_generator_state(self._generator, staged.subtree(self.name), self.name)
+
+    def undo(self) -> None:
+        if self._old is not None:
+            set_generator_state(self._generator, self._old, self.name)
+
+
+class StatefulTarget:
+    """An object that takes its state itself; it is given a deep copy, replaced whole."""
+
+    order = ORDER_USER_CODE
+
+    def __init__(self, name: str, obj: Any, peers: Sequence[tuple[str, object]] = ()) -> None:
+        self.name, self._obj, self._peers = name, obj, peers
+        self._load = obj.load_state_dict if hasattr(obj, "load_state_dict") else obj.set_state
+        self._old: Any = None
+        self._bound = False
+        self._stored: Mapping[str, StoredLeaf] = {}
+
+    def compare(self, comparison: Comparison) -> None:
+        comparison.subtree(self.name)
+        self._stored = comparison.stored(self.name)
+
+    def bind(self, staged: Staged) -> None:
+        if self.name not in staged:
+            return
+        current = capture(self._obj, self.name, self._peers).tree
+        self._old = copy_state(current)
+        below = len(self.name) + 1 if self.name else 0
+        stored = {name[below:]: leaf for name, leaf in self._stored.items()}
+        state = as_own_tensors(staged.subtree(self.name), current, stored)
+        self._bound = True
+        self._load(state)
+
+    def undo(self) -> None:
+        if self._bound:
+            self._load(self._old)
+
+
+def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
+    """The target of an object of the caller's tree."""
+    obj = visit.obj
+    if visit.kind == "value":
+        return ItemTarget(visit)
+    adapter = adapter_of(obj)
+    if adapter is not None and adapter.kind(obj) in ("tensor", "composite", "stateful"):
+        made = adapter.target(obj, visit.name, peers)
+        return ItemTarget(visit, maker_of(obj)) if made is None else made
+    if visit.kind == "tensor":
+        if isinstance(obj, np.ndarray):
+            return ArrayTarget(visit.name, obj)
+        return ItemTarget(visit, maker_of(obj))
+    if is_generator(obj):
+        return GeneratorTarget(visit.name, obj)
+    return StatefulTarget(visit.name, obj, peers)
