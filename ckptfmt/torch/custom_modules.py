@@ -114,7 +114,7 @@ class CustomModuleTarget:
             self._ask_in_order(own, comparison)
             return
         self._strict = self._fits(own)
-        if self._strict or not self._try_shadow():
+        if self._strict or self._others_differ(own) or not self._try_shadow():
             self._ask_by_name(own, comparison)
         else:
             self._ask_as_stored(comparison)
@@ -133,6 +133,12 @@ class CustomModuleTarget:
             elif name not in self._owners:
                 return False
         return self._owners.issubset(own)
+
+    def _others_differ(self, own: Mapping[str, Any]) -> bool:
+        """Entries that are no tensors have other names: no shadow without data can try those."""
+        stored = {n for n in self._owners if n not in self._stored or not self._stored[n].dtype}
+        mine = {name for name, value in own.items() if not isinstance(value, torch.Tensor)}
+        return bool({n for n in stored | mine if not _is_extra(n)} - (self._owners & own.keys()))
 
     def _owner(self, name: str) -> str:
         """The entry of `state_dict()` that a stored leaf belongs to."""

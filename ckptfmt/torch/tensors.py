@@ -6,6 +6,7 @@ without a copy kernel) arrives as it left.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -28,6 +29,12 @@ REQUIRES_GRAD = "torch.requires_grad"
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ORDER = "<" if sys.byteorder == "little" else ">"
+_KINDS = {
+    torch.uint8: "|u1",
+    **{dtype: f"{_ORDER}i{width}" for width, dtype in _BITS.items() if width > 1},
+    torch.complex128: f"{_ORDER}c16",
+}
 _FORMATS = {
     "channels_last": (4, torch.channels_last),
     "channels_last_3d": (5, torch.channels_last_3d),
@@ -160,6 +167,31 @@ def flat(tensor: Any) -> Any:
     return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
+class _Lent:
+    """A tensor's memory for NumPy. `Tensor.numpy()` would forbid the storage to be resized ever
+    again, and a save must not change what its caller may do (observers grow their buffers)."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Any, kind: str) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": kind,
+            "shape": tuple(tensor.shape),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def host_array(tensor: Any) -> NDArray[Any]:
+    """The array over a contiguous host tensor of integers; the array keeps the tensor alive."""
+    kind = _KINDS.get(tensor.dtype)
+    if kind is None or not tensor.numel():
+        made: NDArray[Any] = tensor.numpy()
+        return made
+    return np.asarray(_Lent(tensor, kind))
+
+
 def to_array(tensor: Any, name: str = "") -> NDArray[Any]:
     """The values as a C-contiguous host array; a view of the tensor's memory where it can be.
 
@@ -168,7 +200,7 @@ def to_array(tensor: Any, name: str = "") -> NDArray[Any]:
     """
     carried = CARRIED[tensor.dtype]
     plain = tensor.detach().resolve_conj().resolve_neg()
-    raw: NDArray[Any] = bits(plain).cpu().contiguous().numpy()
+    raw = host_array(bits(plain).cpu().contiguous())
     dtype = numpy_dtype(carried.stored)
     if carried.narrow:
         return _narrow(raw, dtype, carried.name, name)

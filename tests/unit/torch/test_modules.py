@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import ckptfmt
 import ckptfmt.torch as ckt
@@ -396,15 +397,80 @@ def test_plan_touches_nothing_and_says_what_a_restore_would_do(
         lambda: nn.ParameterDict({"a/b": nn.Parameter(torch.randn(2))}),
         lambda: nn.ModuleDict({"~": nn.Linear(1, 1), "x y": nn.Linear(1, 1)}),
         lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2))),
+        lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
+        lambda: nn.utils.weight_norm(nn.Linear(3, 2)),
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 2)),
+        lambda: prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.5),
+        lambda: nn.BatchNorm2d(3, momentum=None),
+        lambda: nn.Transformer(8, 2, 1, 1, 8),
     ],
-    ids=["weight_norm", "spectral_norm", "lstm", "parameter_dict", "odd names", "script"],
-)
+    ids=["weight_norm", "spectral_norm", "lstm", "parameter_dict", "odd names", "script",
+         "orthogonal", "old weight_norm", "old spectral_norm", "pruned", "norm", "transformer"],
+)  # fmt: skip
 def test_modules_of_all_sorts_are_restored(make: Callable[[], Any], tmp_path: Path) -> None:
     stored, target = make(), make()
     ckt.save({"m": stored}, tmp_path / "s")
     assert ckt.restore({"m": target}, tmp_path / "s").clean
     for key, value in stored.state_dict().items():
         assert torch.equal(target.state_dict()[key], value)
+
+
+def calibrated(fit: bool) -> Any:
+    """Quantization-aware training: observers whose buffers grow when they first see data."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
+    model.train().qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    model = torch.ao.quantization.prepare_qat(model)
+    if fit:
+        model(torch.randn(2, 2, 4, 4))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_buffers_that_a_modules_own_code_resizes_arrive_and_go_back(
+    frozen: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    class Broken(torch.Generator):
+        def set_state(self, state: Any) -> Any:
+            raise RuntimeError("no device")
+
+    torch.manual_seed(0)
+    stored, target = calibrated(True), calibrated(False)
+    shapes = [{k: v.shape for k, v in m.state_dict().items()} for m in (stored, target)]
+    assert shapes[0] != shapes[1]
+    ckt.save({"m": stored, "z": torch.Generator()}, tmp_path)
+    before = frozen({k: v.clone() for k, v in target.state_dict().items()})
+    with pytest.raises(RuntimeError, match="no device"):
+        ckt.restore({"m": target, "z": Broken()}, tmp_path)
+    assert frozen({k: v.clone() for k, v in target.state_dict().items()}) == before
+    ckt.restore({"m": target, "z": torch.Generator()}, tmp_path)
+    assert frozen(dict(target.state_dict())) == frozen(dict(stored.state_dict()))
+
+
+class Listing(nn.Module):
+    """Its state holds a list, and what it does not know it ignores, as torchmetrics does."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.held = name, [torch.ones(2)]
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **kw: Any) -> Any:
+        state = super().state_dict(destination=destination, prefix=prefix, **kw)
+        state[prefix + self.name] = list(self.held)
+        return state
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        self.held = state.pop(prefix + self.name, self.held)
+
+
+def test_a_list_in_a_modules_state_under_another_name_is_a_mismatch(tmp_path: Path) -> None:
+    stored, target = Listing("a"), Listing("b")
+    stored.held = [torch.zeros(3)]
+    ckt.save({"m": stored}, tmp_path)
+    with pytest.raises(MismatchError, match="missing in the checkpoint: m/b"):
+        ckt.restore({"m": target}, tmp_path)
+    same = Listing("a")
+    ckt.restore({"m": same}, tmp_path)
+    assert torch.equal(same.held[0], torch.zeros(3))
 
 
 def test_a_module_with_hooks_on_meta_becomes_real_and_keeps_its_ties(tmp_path: Path) -> None:

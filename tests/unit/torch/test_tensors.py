@@ -152,6 +152,13 @@ def test_a_layout_is_stored_as_its_values_at_the_views_size(layout: str) -> None
     assert torch.equal(from_array(array), tensor.resolve_conj().resolve_neg())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float16, torch.complex128])
+def test_a_tensor_that_was_saved_can_still_be_resized(dtype: Any, tmp_path: Path) -> None:
+    tensor = torch.zeros(2, dtype=dtype)
+    ckt.save({"t": tensor}, tmp_path)
+    tensor.resize_(1000)  # what an observer does when it first sees data
+
+
 def test_a_contiguous_tensor_is_not_copied() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e5m2, torch.bool, torch.complex128):
         tensor = torch.zeros(8, dtype=dtype)
