@@ -22,12 +22,14 @@ _HOMES = {
     "Captured": "adapter",
     "Checkpoint": "open",
     "Comparison": "adapter",
+    "CopyRequest": "copy",
     "Fill": "fill",
     "MatchBy": "adapter",
     "Matcher": "select",
     "Memory": "adapter",
     "ObjectKind": "adapter",
     "PerRank": "ranks",
+    "Repeating": "background",
     "RestoreRequest": "restore",
     "SaveFuture": "background",
     "SaveOptions": "plan",
@@ -41,13 +43,16 @@ _HOMES = {
     "annotate": "notes",
     "check_metadata": "notes",
     "check_metrics": "notes",
+    "copy_checkpoints": "copy",
     "copy_state": "own_tensors",
     "fill_boxes": "fill",
     "flatten": "tree",
+    "list_checkpoints": "catalog",
     "load_like": "restore",
     "load_tree": "load",
     "named_leaves": "walk",
     "nearest": "select",
+    "newest_readable": "catalog",
     "parse_where": "where",
     "per_rank": "ranks",
     "register_type": "registered",
@@ -72,12 +77,14 @@ __all__ = [
     "Captured",
     "Checkpoint",
     "Comparison",
+    "CopyRequest",
     "Fill",
     "MatchBy",
     "Matcher",
     "Memory",
     "ObjectKind",
     "PerRank",
+    "Repeating",
     "RestoreRequest",
     "SaveFuture",
     "SaveOptions",
@@ -92,13 +99,16 @@ __all__ = [
     "api",
     "check_metadata",
     "check_metrics",
+    "copy_checkpoints",
     "copy_state",
     "fill_boxes",
     "flatten",
+    "list_checkpoints",
     "load_like",
     "load_tree",
     "named_leaves",
     "nearest",
+    "newest_readable",
     "parse_where",
     "per_rank",
     "register_type",
@@ -138,9 +148,14 @@ if TYPE_CHECKING:
     from ckptfmt.engine.adapter import StoredLeaf as StoredLeaf
     from ckptfmt.engine.adapter import Target as Target
     from ckptfmt.engine.adapter import TensorSource as TensorSource
+    from ckptfmt.engine.background import Repeating as Repeating
     from ckptfmt.engine.background import SaveFuture as SaveFuture
     from ckptfmt.engine.background import save_in_background as save_in_background
     from ckptfmt.engine.background import settle as settle
+    from ckptfmt.engine.catalog import list_checkpoints as list_checkpoints
+    from ckptfmt.engine.catalog import newest_readable as newest_readable
+    from ckptfmt.engine.copy import CopyRequest as CopyRequest
+    from ckptfmt.engine.copy import copy_checkpoints as copy_checkpoints
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
     from ckptfmt.engine.lineage import remember as remember

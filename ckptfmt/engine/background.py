@@ -253,6 +253,64 @@ def _finish(prepared: Prepared, staged: Staged | None, back: Callable[[], None])
         back()
 
 
+class Repeating:
+    """Runs a task in a thread of its own: when it is woken, and again when the task asks for it.
+
+    Args:
+        task: Gives the seconds after which it wants to be run again, or None: when woken. It
+            handles its own errors.
+        name: Of the thread.
+    """
+
+    def __init__(self, task: Callable[[], float | None], name: str) -> None:
+        self._task = task
+        self._changed = threading.Condition()
+        self._woken = self._busy = self._closed = False
+        self._again_s: float | None = None
+        self._thread: threading.Thread | None = None
+        self._name = name
+
+    @property
+    def closing(self) -> bool:
+        """Whether nobody waits for more than what is under way."""
+        return self._closed
+
+    def wake(self) -> None:
+        """Run the task soon; once more if it is running already."""
+        with self._changed:
+            self._woken = True
+            if self._thread is None and not self._closed:
+                # No interpreter waits for it: whoever needs its work to be done calls `close`.
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._woken or self._closed):
+                    if not self._changed.wait(self._again_s) and self._again_s is not None:
+                        break
+                if self._closed and not self._woken:
+                    return
+                self._woken, self._busy = False, True
+            again_s = self._task()
+            with self._changed:
+                self._busy, self._again_s = False, again_s
+                self._changed.notify_all()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Let what is under way, and what it was woken for, come to its end; False if it has not
+        after `timeout_s`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+
 def _report_at_exit() -> None:
     """Errors that nobody asked for: an exit has no other way to tell them."""
     with _lock:

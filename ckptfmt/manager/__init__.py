@@ -4,7 +4,9 @@ from ckptfmt.manager import keep, when
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.keep import Decision, Keep
 from ckptfmt.manager.manager import Loaded, Manager
+from ckptfmt.manager.mirror import Mirror
 from ckptfmt.manager.preemption import Preemption
+from ckptfmt.manager.watch import Watcher
 from ckptfmt.manager.when import When
 
 __all__ = [
@@ -13,8 +15,10 @@ __all__ = [
     "Loaded",
     "LossGuard",
     "Manager",
+    "Mirror",
     "Preemption",
     "Verdict",
+    "Watcher",
     "When",
     "keep",
     "when",

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ckptfmt.engine import Checkpoint, Store
-from ckptfmt.errors import FormatError, NotFoundError, StorageError
-from ckptfmt.format import step_name
+from ckptfmt.errors import CheckpointError, FormatError, NotFoundError, StorageError
+from ckptfmt.format import step_name, step_of
+from ckptfmt.manager.aftermath import log
 from ckptfmt.manager.guard import BAD_RESUMES_MAX
 from ckptfmt.reports import Rejected
 from ckptfmt.types import CheckpointInfo
@@ -30,15 +31,15 @@ class Healing:
     Attributes:
         validate: Called with the staged arrays by leaf name, before any target changes.
         note: Told each checkpoint passed over, with the error where there was one.
-        rejected: Those, newest first.
-        names: Of all that are newer than the one found, these included.
+        mirror: Where a good copy may be of what is damaged here, or a newer one.
+        rejected: Those passed over, newest first.
     """
 
     store: Store
     validate: Sequence[Validator]
     note: Callable[[Rejected, BaseException | None], None]
+    mirror: Store | None = None
     rejected: list[Rejected] = field(default_factory=list)
-    newer: list[str] = field(default_factory=list)
     _refusal: Exception | None = None
 
     def check(self, info: CheckpointInfo) -> Callable[[Mapping[str, Any]], None] | None:
@@ -63,15 +64,18 @@ class Healing:
             The last error, where there are checkpoints and none is good.
         """
         last: Exception | None = None
-        for name in _newest_first(self.store)[:ATTEMPTS_MAX]:
+        for store, name in self._candidates()[:ATTEMPTS_MAX]:
             self._refusal = None
             try:
-                with self.store.open(name) as checkpoint:
+                with store.open(name) as checkpoint:
                     bad = checkpoint.info.metadata.get(BAD_RESUMES, 0)
                     if isinstance(bad, int) and bad >= BAD_RESUMES_MAX:
                         self._reject(name, f"{bad} resumes from it in a row went wrong", None)
                         continue
-                    return attempt(checkpoint)
+                    made = attempt(checkpoint)
+                if store is self.mirror:
+                    self._heal(name)
+                return made
             except (FormatError, NotFoundError, StorageError) as error:
                 if isinstance(error, StorageError) and error.retryable:
                     raise  # the medium, not the checkpoint: an older one would be a silent loss
@@ -97,8 +101,32 @@ class Healing:
     def _reject(self, name: str, reason: str, error: Exception | None) -> None:
         rejected = Rejected(name, reason)
         self.rejected.append(rejected)
-        self.newer.append(name)
         self.note(rejected, error)
+
+    def _candidates(self) -> list[tuple[Store, str]]:
+        """Newest first; of one name the copy here before the mirror's."""
+        here = _newest_first(self.store)
+        there = _newest_first(self.mirror) if self.mirror is not None else []
+        rows = [(self.store, name) for name in here]
+        if self.mirror is not None:
+            rows += [(self.mirror, name) for name in there]
+        order = {name: n for n, name in enumerate(sorted({*here, *there}, key=_by_step))}
+        return sorted(rows, key=lambda row: (order[row[1]], row[0] is self.mirror))
+
+    def _heal(self, name: str) -> None:
+        """The mirror's copy was good: what is damaged here is fetched from it."""
+        if self.mirror is None or name not in self.store.names():
+            return
+        try:
+            if not self.store.verify(name).ok:  # which marks the files that are damaged
+                self.store.pull(self.mirror, name)
+        except CheckpointError as error:
+            log.warning("%s could not be healed from the mirror: %s", name, error)
+
+
+def _by_step(name: str) -> tuple[bool, int]:
+    step = step_of(name)
+    return (step is None, -(step or 0))
 
 
 def _newest_first(store: Store) -> list[str]:

@@ -39,6 +39,7 @@ from ckptfmt.manager.aftermath import Aftermath, Started, log, teller
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.healing import Healing, Validator
 from ckptfmt.manager.keep import Decision, Keep, best_of, last
+from ckptfmt.manager.mirror import Mirror, Mirroring, as_mirror
 from ckptfmt.manager.pace import Pace
 from ckptfmt.manager.preemption import Preemption
 from ckptfmt.manager.pruning import MARK
@@ -76,6 +77,8 @@ class Manager:
         hooks: Called with every Event; one that raises is logged and costs nothing.
         validate: Functions of (staged arrays by leaf name, CheckpointInfo) that raise to reject a
             checkpoint, before any target changes.
+        mirror: A second store that every checkpoint is copied to in the background; `restore` looks
+            there too.
         guard: Watches the loss that `observe` is told.
         preemption: Takes the signals that say the job must go.
         on_error: "continue": a failed save is an event and a logged error, training goes on.
@@ -98,6 +101,7 @@ class Manager:
         when_busy: Literal["wait", "skip"] = "wait",
         hooks: Sequence[Callable[[Event], None]] = (),
         validate: Sequence[Validator] = (),
+        mirror: StrPath | Store | Mirror | None = None,
         guard: LossGuard | None = None,
         preemption: Preemption | None = None,
         on_error: Literal["raise", "continue"] = "raise",
@@ -122,8 +126,12 @@ class Manager:
         self._preemption = preemption
         self._on_error, self._options = on_error, SaveOptions(codec=codec)
         self._aftermath = Aftermath(self.store, self._keep, verify_within_s, self._pace, self._tell)
+        second = as_mirror(mirror)
+        self._mirroring = Mirroring(self.store, second, self._tell) if second else None
         self._aside: dict[str, str] = {}
         self._last: Started | None = None
+        if self._mirroring is not None:
+            self._mirroring.wake()  # what an earlier run left to do
         if preemption is not None:
             preemption.install()
 
@@ -155,7 +163,7 @@ class Manager:
             MismatchError: Target and checkpoint disagree: an older one would, too.
             CorruptError, or what the validator raised: there are checkpoints, and none is good.
         """
-        healing = Healing(self.store, self._validate, self._rejected)
+        healing = self._healing()
 
         def attempt(checkpoint: Checkpoint) -> RestoreReport:
             request = RestoreRequest(
@@ -190,7 +198,7 @@ class Manager:
             like: As in `ckptfmt.load`; None: NumPy arrays.
             at: As in `restore`.
         """
-        healing = Healing(self.store, self._validate, self._rejected)
+        healing = self._healing()
 
         def attempt(checkpoint: Checkpoint) -> Loaded:
             info, check = checkpoint.info, healing.check(checkpoint.info)
@@ -204,6 +212,10 @@ class Manager:
         if found is None:
             return None
         return replace(found, report=replace(found.report, rejected=healing.rejected))
+
+    def _healing(self) -> Healing:
+        mirror = self._mirroring.store if self._mirroring is not None else None
+        return Healing(self.store, self._validate, self._rejected, mirror)
 
     def _search(
         self, healing: Healing, attempt: Callable[[Checkpoint], T], at: At | None
@@ -326,7 +338,13 @@ class Manager:
         save = Started(step, started_s, stall_s, future, concurrent.futures.Future())
         self._last = save
         quiet = self._on_error == "continue"
-        future.add_done_callback(lambda _: self._aftermath.finished(save, quiet=quiet))
+
+        def done(_: object) -> None:
+            self._aftermath.finished(save, quiet=quiet)
+            if self._mirroring is not None:
+                self._mirroring.wake()
+
+        future.add_done_callback(done)
         return future
 
     def _settle(self) -> None:
@@ -338,6 +356,8 @@ class Manager:
         """Going on from an older checkpoint: the newer ones are of another line now."""
         while self._aside:
             name, reason = self._aside.popitem()
+            if self._mirroring is not None:
+                self._mirroring.set_aside(name, reason)
             try:
                 self.store.quarantine(name, reason)
             except NotFoundError:
@@ -422,10 +442,12 @@ class Manager:
             concurrent.futures.wait([self._last.after])
 
     def close(self) -> None:
-        """Wait for the save in flight and put signal handlers back."""
+        """Wait for the save in flight and the mirror, and put signal handlers back."""
         try:
             self.wait()
         finally:
+            if self._mirroring is not None:
+                self._mirroring.close()
             if self._preemption is not None:
                 self._preemption.uninstall()
 
