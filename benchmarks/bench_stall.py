@@ -5,9 +5,15 @@
 `first stall`: the call that starts the first save of a process; `stall`: the second, which finds
 buffers of the first. The limit is a memcpy of the same bytes by two threads (into new memory, then
 into warm memory); torch.save is a clone of every tensor, saved in a thread; DCP has a
-stager that keeps its memory, DCP default the one that `async_save` takes if none is named. `matmul` is one thread of
-matrix products from the start of a third save until it is durable: `speed` compares it with the same
-loop alone, just before and after, `durable_s` is how long the save took. Each round has new processes.
+stager that keeps its memory, DCP default the one that `async_save` takes if none is named.
+
+`durable` is a third save until it is durable, with nothing beside it: its CPU seconds are what a save
+takes from the training loop. `matmul` is one thread of matrix products from the start of a fourth
+until it is durable, `python` one of bytecode, which gives the GIL away only when it is asked to:
+`speed` compares the loop with itself alone, just before and after, `durable_s` is how long the save
+took, `of_durable` that over `durable`. Where Linux tells them, the shares of the loop's time say why:
+`blocked` it waited for the GIL, `runqueue` for a core (also for what else the machine does), and
+`cpu_speed` compares only the time that it ran. Each round has new processes.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +38,25 @@ SIZE = 512
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Of the matrix products; what saves has threads of other kinds."""
 ALONE_S = 1.0
+PYTHON_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a loop did: how often, in which time, and how much of that it ran or waited for a core."""
+
+    count: int
+    seconds: float
+    ran_s: float
+    queued_s: float
+
+    @property
+    def speed(self) -> float:
+        return self.count / self.seconds
+
+    @property
+    def cpu_speed(self) -> float:
+        return self.count / self.ran_s
 
 
 class Stall:
@@ -38,7 +64,7 @@ class Stall:
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name, self.peer, self.alone_s = name, stored.peer(name), options["alone_s"]
-        self.nbytes = options["nbytes"]
+        self.nbytes, self.durable_s = options["nbytes"], 1.0
         stored.warm_up(self.peer)
         self.own = self.peer.convert(models.transformer(options["nbytes"]))
         self.wait: Callable[[], object] = lambda: None
@@ -54,37 +80,76 @@ class Stall:
             "prepare second": lambda: self.wait(),
         }
         if self.name != "limit":
-            made["matmul"] = lambda: self.compete(folder / "third")
+            made["durable"] = lambda: self.durable(folder / "third")
+            made["matmul"] = lambda: self.compete(folder / "fourth", self.product)
+            made["python"] = lambda: self.compete(folder / "fifth", _count)
         return made
 
     def begin(self, folder: Path) -> None:
         self.wait = self.peer.begin(self.own, folder)
 
-    def products(self, until: Callable[[], bool]) -> float:
-        """Products a second until that is true."""
-        count, begin = 0, time.perf_counter()
-        while not until():
-            np.matmul(self.matrix, self.matrix, out=self.out)
-            count += 1
-        return count / (time.perf_counter() - begin)
+    def durable(self, folder: Path) -> None:
+        begin = time.perf_counter()
+        self.peer.begin(self.own, folder)()
+        self.durable_s = time.perf_counter() - begin
 
-    def alone(self) -> float:
+    def product(self) -> None:
+        np.matmul(self.matrix, self.matrix, out=self.out)
+
+    def alone(self, work: Callable[[], object]) -> Loop:
         end = time.perf_counter() + self.alone_s
-        return self.products(lambda: time.perf_counter() > end)
+        return _loop(work, lambda: time.perf_counter() > end)
 
-    def compete(self, folder: Path) -> rounds.Numbers:
-        before = self.alone()
+    def compete(self, folder: Path, work: Callable[[], object]) -> rounds.Numbers:
+        before = self.alone(work)
         begin = time.perf_counter()
         waiter = threading.Thread(target=self.peer.begin(self.own, folder))
         waiter.start()
-        during = self.products(lambda: not waiter.is_alive())
+        during = _loop(work, lambda: not waiter.is_alive())
         waiter.join()
         durable_s = time.perf_counter() - begin
-        speed = 2 * during / (before + self.alone())
-        return rounds.Numbers(speed=speed, durable_s=durable_s)
+        after = self.alone(work)
+        made = rounds.Numbers(
+            speed=2 * during.speed / (before.speed + after.speed),
+            durable_s=durable_s,
+            of_durable=durable_s / self.durable_s,
+        )
+        if during.ran_s:
+            made["cpu_speed"] = 2 * during.cpu_speed / (before.cpu_speed + after.cpu_speed)
+            made["runqueue"] = during.queued_s / during.seconds
+            made["blocked"] = 1 - (during.ran_s + during.queued_s) / during.seconds
+        return made
 
     def check(self, result: object) -> None:
         assert isinstance(result, rounds.Numbers) or self.name == "limit"
+
+
+def _loop(work: Callable[[], object], until: Callable[[], bool]) -> Loop:
+    """Do something again and again until that is true."""
+    count, begin, (ran_s, queued_s) = 0, time.perf_counter(), _thread_times()
+    while not until():
+        work()
+        count += 1
+    now = _thread_times()
+    return Loop(count, time.perf_counter() - begin, now[0] - ran_s, now[1] - queued_s)
+
+
+def _thread_times() -> tuple[float, float]:
+    """Seconds that this thread has run and has waited for a core; zeros where nobody counts them."""
+    try:
+        text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
+    except OSError:
+        return 0.0, 0.0
+    ran, queued, _ = text.split()
+    return int(ran) / 1e9, int(queued) / 1e9
+
+
+def _count() -> int:
+    """A millisecond of bytecode."""
+    number = 0
+    for _ in range(PYTHON_STEPS):
+        number += 1
+    return number
 
 
 PEERS = stored.factories(Stall, peers.installed("save", "begin"))
