@@ -6,10 +6,10 @@ Works on NumPy columns. Spec: 05-data-files, 07-index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.engine.arena import StagedMemory
+from ckptfmt.engine.plan_cache import PLANS, Layout, Structure
 from ckptfmt.engine.select import Matcher
 from ckptfmt.engine.sources import Sources
 from ckptfmt.engine.tree import FlatTree
@@ -29,6 +30,7 @@ from ckptfmt.format import (
     SECTIONS_NBYTES_MAX,
     Attribute,
     Dtype,
+    PackedNames,
     Pipeline,
     PlacementSection,
     TreeSection,
@@ -98,48 +100,98 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
         UsageError: A chunk size or codec is not legal, or the index would pass 1 GiB.
     """
     _check_digest(options.digest)
-    sources = flat.tensors
-    names = _first_names(flat)
+    sources, names = flat.tensors, _first_names(flat)
     table, rows = _dtype_rows(sources)
-    ndims = np.fromiter(map(len, sources.shapes()), np.uint8, len(sources))
-    count = int(ndims.sum(dtype=np.int64))
-    dims = np.fromiter(chain.from_iterable(sources.shapes()), np.uint64, count)
-    variable = np.flatnonzero(np.array([d.is_variable for d in table], bool)[rows]).tolist()
-    payloads = {
-        row: pack_array(sources[row].fetch()) for row in variable if math.prod(sources[row].shape)
-    }
-    nbytes = _tensor_nbytes(table, rows, sources, payloads)
-    chunk_nbytes = _chunk_nbytes(options.chunk_nbytes, names, len(sources))
-    codecs = _codecs(options.codec, names)
-    limit = options.encoded_region_nbytes
-    cuts = _cuts(sources, lambda tensor: table[rows[tensor]], nbytes, codecs, limit)
-    regions = _plan_regions(ndims, dims, nbytes, cuts)
-    chunk_nbytes = chunk_nbytes[regions.owners]
-    nchunks = -(-regions.nbytes // chunk_nbytes)
-    _check_size(len(flat.names), sum(map(len, flat.names)), int(nchunks.sum()), options.digest)
-    raw = _cut(regions.nbytes, chunk_nbytes, nchunks)
+    ndims, dims, numel = _shape_columns(sources)
+    variable = np.array([d.is_variable for d in table], bool)[rows] & (numel > 0)
+    payloads = {row: pack_array(sources[row].fetch()) for row in np.flatnonzero(variable).tolist()}
+    packed = PackedNames.of(flat.names)
+    structure = Structure(
+        names=bytes(packed.packed),
+        kinds=np.array(flat.kinds, np.uint8),
+        rows=np.array(flat.rows, np.uint32),
+        dtypes=table,
+        tensor_dtypes=rows,
+        ndims=ndims,
+        dims=dims,
+        nbytes=_tensor_nbytes(table, rows, numel, payloads),
+        options=(
+            _frozen(options.codec),
+            _frozen(options.chunk_nbytes),
+            options.digest,
+            options.encoded_region_nbytes,
+        ),
+    )
+    layout = PLANS.find(structure)
+    if layout is None:
+        layout = _lay_out(structure, names, options)
+        PLANS.keep(structure, layout)
     tree = TreeSection(
         dtypes=table,
-        names=flat.names,
-        leaf_kinds=np.array(flat.kinds, np.uint8),
-        leaf_rows=np.array(flat.rows, np.uint32),
+        names=packed,
+        leaf_kinds=structure.kinds,
+        leaf_rows=structure.rows,
         values=flat.values,
         container_names=[row[0] for row in flat.containers],
         container_kinds=[row[1] for row in flat.containers],
         container_arguments=[row[2] for row in flat.containers],
         tensor_dtypes=rows,
         tensor_ndims=ndims,
-        tensor_dims=dims,
+        tensor_dims=structure.dims,
+        region_tensors=layout.region_tensors,
+        region_origins=layout.region_origins,
+        region_extents=layout.region_extents,
+        region_nchunks=layout.region_nchunks,
+        chunk_raw=layout.chunk_raw,
+        chunk_digests=np.zeros((len(layout.chunk_raw), DIGEST_NBYTES[options.digest]), np.uint8),
+        leaf_attributes=_attributes(flat.attributes),
+        container_attributes=_attributes(flat.container_attributes),
+    )
+    return SavePlan(tree, sources, payloads, layout.codecs, names, options)
+
+
+def _frozen(choice: object) -> object:
+    """An option that the caller cannot change any more; of a mapping the order counts."""
+    return tuple(choice.items()) if isinstance(choice, Mapping) else choice
+
+
+def _shape_columns(
+    sources: Sources,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.int64]]:
+    """ndim and dims of each tensor, and its elements; a few tuples at a time, for all of them would
+    set off the garbage collector."""
+    ndims: list[int] = []
+    dims: list[int] = []
+    numel: list[int] = []
+    shapes = sources.shapes()
+    while some := list(islice(shapes, _SHAPES)):
+        ndims += map(len, some)
+        dims += chain.from_iterable(some)
+        numel += map(math.prod, some)
+    return np.array(ndims, np.uint8), np.array(dims, np.uint64), np.array(numel, np.int64)
+
+
+_SHAPES = 500
+
+
+def _lay_out(structure: Structure, names: Sequence[str], options: SaveOptions) -> Layout:
+    """Regions and chunks of every tensor."""
+    nbytes, ndims, dims = structure.nbytes, structure.ndims, structure.dims
+    chunk_nbytes = _chunk_nbytes(options.chunk_nbytes, names, len(nbytes))
+    codecs = _codecs(options.codec, names)
+    cuts = _cuts(structure, codecs, options.encoded_region_nbytes)
+    regions = _plan_regions(ndims, dims, nbytes, cuts)
+    chunk_nbytes = chunk_nbytes[regions.owners]
+    nchunks = -(-regions.nbytes // chunk_nbytes)
+    _check_size(len(structure.kinds), len(structure.names), int(nchunks.sum()), options.digest)
+    return Layout(
         region_tensors=regions.owners.astype(np.uint32),
         region_origins=regions.origins,
         region_extents=regions.extents,
         region_nchunks=nchunks.astype(np.uint32),
-        chunk_raw=raw.astype(np.uint32),
-        chunk_digests=np.zeros((len(raw), DIGEST_NBYTES[options.digest]), np.uint8),
-        leaf_attributes=_attributes(flat.attributes),
-        container_attributes=_attributes(flat.container_attributes),
+        chunk_raw=_cut(regions.nbytes, chunk_nbytes, nchunks).astype(np.uint32),
+        codecs=codecs,
     )
-    return SavePlan(tree, sources, payloads, codecs, names, options)
 
 
 def _dtype_rows(sources: Sources) -> tuple[tuple[Dtype, ...], NDArray[np.uint16]]:
@@ -189,11 +241,10 @@ def _first_names(flat: FlatTree) -> list[str]:
 def _tensor_nbytes(
     table: Sequence[Dtype],
     rows: NDArray[np.uint16],
-    sources: Sources,
+    numel: NDArray[np.int64],
     payloads: Mapping[int, memoryview],
 ) -> NDArray[np.int64]:
     bits = np.array([d.bits for d in table], np.int64)
-    numel = np.fromiter(map(math.prod, sources.shapes()), np.int64, len(sources))
     nbytes = (numel * bits[rows] + 7) // 8 if len(table) else numel
     for row, payload in payloads.items():
         nbytes[row] = len(payload)
@@ -245,18 +296,16 @@ def _plan_regions(
 
 
 def _cuts(
-    sources: Sources,
-    dtype_at: Callable[[int], Dtype],
-    nbytes: NDArray[np.int64],
-    codecs: Sequence[Codec],
-    limit: int | None,
+    structure: Structure, codecs: Sequence[Codec], limit: int | None
 ) -> dict[int, tuple[int, int]]:
     """Tensor -> (axis, rows of a region), for those that are cut along their first axis over 1."""
     made: dict[int, tuple[int, int]] = {}
     if limit is None:
         return made
+    nbytes, at = structure.nbytes, starts(structure.ndims)
     for tensor in np.flatnonzero(nbytes > limit).tolist():
-        shape, dtype = sources[tensor].shape, dtype_at(tensor)
+        shape = structure.dims[at[tensor] : at[tensor + 1]].tolist()
+        dtype = structure.dtypes[structure.tensor_dtypes[tensor]]
         axis = next((a for a, d in enumerate(shape) if d > 1), None)
         if axis is None or dtype.is_variable or codecs[tensor][0] == ():
             continue

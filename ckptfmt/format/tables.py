@@ -48,6 +48,14 @@ class PackedNames:
         self.document = ""
         """Where they come from, for errors."""
 
+    @classmethod
+    def of(cls, names: list[str]) -> PackedNames:
+        """Names that are known to be good."""
+        packed: bytes = msgpack.packb(names, use_bin_type=True)
+        made = cls(memoryview(packed), len(names), "")
+        made._made = names
+        return made
+
     def __len__(self) -> int:
         return self._count
 

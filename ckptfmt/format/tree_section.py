@@ -169,7 +169,7 @@ def pack_tree(tree: TreeSection) -> bytes:
                 "bits": np.array([d.bits for d in tree.dtypes], U32),
             },
             "leaves": {
-                "name": tree.leaf_names,
+                "name": tree.names,
                 "kind": tree.leaf_kinds.astype(U8),
                 "row": tree.leaf_rows.astype(U32),
             },
