@@ -71,6 +71,7 @@ def test_twenty_swaps_under_load_give_no_torn_value(tmp_path: Path) -> None:
             store.delete(step - 1)
             store.gc(grace_s=0)
             wait_for(lambda step=step: watcher.value["a"][0] == step)  # type: ignore[misc]
+        wait_for(lambda: 21 in served)
         stop.set()
         for thread in threads:
             thread.join()
