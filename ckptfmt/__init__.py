@@ -15,6 +15,8 @@ _PUBLIC = {
     "save": "ckptfmt.engine.api",
     "save_async": "ckptfmt.engine.api",
     "SaveFuture": "ckptfmt.engine",
+    "FileGroup": "ckptfmt.engine",
+    "Sharded": "ckptfmt.engine",
     "configure": "ckptfmt.config",
     "load": "ckptfmt.engine.api",
     "open": "ckptfmt.engine.api",
@@ -96,8 +98,10 @@ if TYPE_CHECKING:
         save_async as save_async,
     )
     from ckptfmt.engine.background import SaveFuture as SaveFuture
+    from ckptfmt.engine.file_group import FileGroup as FileGroup
     from ckptfmt.engine.open import Checkpoint as Checkpoint, StoredTensor as StoredTensor
     from ckptfmt.engine.registered import register_type as register_type
+    from ckptfmt.engine.sharded import Sharded as Sharded
     from ckptfmt.engine.store import Store as Store
     from ckptfmt.errors import (
         CheckpointError as CheckpointError,

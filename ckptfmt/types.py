@@ -20,6 +20,8 @@ At: TypeAlias = int | str
 Select: TypeAlias = "str | Iterable[str] | Callable[[str], bool]"
 Plain: TypeAlias = Any
 """None, bool, int, float, complex, str, bytes, NumPy scalars; lists, tuples and dicts of these."""
+Group: TypeAlias = Any
+"""None: this process alone. Else `"world"`, a ProcessGroup of torch, or FileGroup(rank, size)."""
 Index: TypeAlias = Any
 """What NumPy takes between brackets: `np.s_[0:8, ..., 3]`."""
 Mode = Literal["auto", "mmap", "read"]

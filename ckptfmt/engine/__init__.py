@@ -23,17 +23,20 @@ _HOMES = {
     "Checkpoint": "open",
     "Comparison": "adapter",
     "CopyRequest": "copy",
+    "FileGroup": "file_group",
     "Fill": "fill",
     "MatchBy": "adapter",
     "Matcher": "select",
     "Memory": "adapter",
     "ObjectKind": "adapter",
+    "Part": "adapter",
     "PerRank": "ranks",
     "Repeating": "background",
     "RestoreRequest": "restore",
     "SaveFuture": "background",
     "SaveOptions": "plan",
     "SaveRequest": "request",
+    "Sharded": "sharded",
     "Staged": "adapter",
     "Store": "store",
     "StoredLeaf": "adapter",
@@ -78,17 +81,20 @@ __all__ = [
     "Checkpoint",
     "Comparison",
     "CopyRequest",
+    "FileGroup",
     "Fill",
     "MatchBy",
     "Matcher",
     "Memory",
     "ObjectKind",
+    "Part",
     "PerRank",
     "Repeating",
     "RestoreRequest",
     "SaveFuture",
     "SaveOptions",
     "SaveRequest",
+    "Sharded",
     "Staged",
     "Store",
     "StoredLeaf",
@@ -144,6 +150,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.adapter import MatchBy as MatchBy
     from ckptfmt.engine.adapter import Memory as Memory
     from ckptfmt.engine.adapter import ObjectKind as ObjectKind
+    from ckptfmt.engine.adapter import Part as Part
     from ckptfmt.engine.adapter import Staged as Staged
     from ckptfmt.engine.adapter import StoredLeaf as StoredLeaf
     from ckptfmt.engine.adapter import Target as Target
@@ -156,6 +163,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.catalog import newest_readable as newest_readable
     from ckptfmt.engine.copy import CopyRequest as CopyRequest
     from ckptfmt.engine.copy import copy_checkpoints as copy_checkpoints
+    from ckptfmt.engine.file_group import FileGroup as FileGroup
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
     from ckptfmt.engine.lineage import remember as remember
@@ -179,6 +187,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.select import Matcher as Matcher
     from ckptfmt.engine.select import nearest as nearest
     from ckptfmt.engine.select import select_positions as select_positions
+    from ckptfmt.engine.sharded import Sharded as Sharded
     from ckptfmt.engine.store import Store as Store
     from ckptfmt.engine.tree import FRAMEWORK as FRAMEWORK
     from ckptfmt.engine.tree import flatten as flatten

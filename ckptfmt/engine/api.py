@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from ckptfmt.engine.adapter import MatchBy
-from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background, settle
+from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background
+from ckptfmt.engine.call import settle_together
+from ckptfmt.engine.group_save import save_in_group
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.load import Compose, Convert, load_tree
-from ckptfmt.engine.notes import check_metadata, check_metrics
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import SaveOptions
-from ckptfmt.engine.progress import check_progress
-from ckptfmt.engine.request import SaveRequest
 from ckptfmt.engine.restore import (
     RestoreRequest,
     load_like,
@@ -28,15 +27,12 @@ from ckptfmt.engine.where import (
     choose_at,
     parse_where,
     refuse_swapped,
-    warn_of_suffix,
-    whole_number,
 )
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import CHUNK_NBYTES_DEFAULT, check_checkpoint_name, step_name
+from ckptfmt.format import CHUNK_NBYTES_DEFAULT
 from ckptfmt.reports import RestoreReport
-from ckptfmt.storage import Backend
-from ckptfmt.types import At, CheckpointInfo, DigestName, IfExists, Mode, Plain, Select
+from ckptfmt.types import At, CheckpointInfo, DigestName, Group, IfExists, Mode, Plain, Select
 
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}
@@ -56,7 +52,7 @@ def save(
     digest: DigestName = "xxh3-128",
     bases: Sequence[At] | None = None,
     durable: bool = True,
-    group: None = None,
+    group: Group = None,
     timeout_s: float = 1800.0,
     progress: Progress = False,
 ) -> CheckpointInfo:
@@ -80,8 +76,11 @@ def save(
         digest: `xxh3-128`, or `sha256` where writers do not trust each other.
         bases: Checkpoints whose chunks may be reused; None: the latest.
         durable: False leaves out fsync: survives a killed process, not a power cut.
-        group: None: this process alone; nothing else is part of this version.
-        timeout_s: How long the outcome of a commit may stay unknown, in seconds.
+        group: None: this process alone. Else all ranks of it call, with the same step and options:
+            "world", a ProcessGroup of torch, or FileGroup(rank, size). What several ranks hold is
+            written once; the commit is one.
+        timeout_s: How long the outcome of a commit may stay unknown, and how long ranks wait for
+            each other, in seconds.
         progress: A function of an Event, or True for a bar on stderr.
     Raises:
         UsageError: Something in the tree cannot come back; nothing was written.
@@ -90,7 +89,7 @@ def save(
         StorageError: The medium failed, or is full; nothing is visible.
     Spec: 08-protocol.
     """
-    backend, request = _settle(
+    backend, request = settle_together(
         tree,
         path,
         step,
@@ -104,8 +103,7 @@ def save(
         timeout_s=timeout_s,
         progress=progress,
     )
-    settle(backend)
-    return save_tree(tree, backend, request)
+    return (save_tree if request.ranks is None else save_in_group)(tree, backend, request)
 
 
 def save_async(
@@ -123,7 +121,7 @@ def save_async(
     digest: DigestName = "xxh3-128",
     bases: Sequence[At] | None = None,
     durable: bool = True,
-    group: None = None,
+    group: Group = None,
     timeout_s: float = 1800.0,
     progress: Progress = False,
 ) -> SaveFuture:
@@ -149,7 +147,7 @@ def save_async(
             found=repr(when_busy),
             do="choose one of these",
         )
-    backend, request = _settle(
+    backend, request = settle_together(
         tree,
         path,
         step,
@@ -160,51 +158,11 @@ def save_async(
         options=SaveOptions(codec, chunk_nbytes, digest, durable),
         bases=bases,
         group=group,
+        when_busy=when_busy,
         timeout_s=timeout_s,
         progress=progress,
     )
-    settle(backend, when_busy)
     return save_in_background(tree, backend, request)
-
-
-def _settle(
-    tree: object,
-    path: Where,
-    step: int | None,
-    name: str | None,
-    *,
-    metadata: Mapping[str, Plain],
-    metrics: Mapping[str, float],
-    if_exists: IfExists | None,
-    options: SaveOptions,
-    bases: Sequence[At] | None,
-    group: None,
-    timeout_s: float,
-    progress: Progress,
-) -> tuple[Backend, SaveRequest]:
-    """Which store and name, and every argument checked, before anything is touched."""
-    refuse_swapped(tree, path)
-    _check_group(group)
-    store, at = parse_where(path)
-    if at is not None:
-        name, step = _name_of_selector(at, name, step)
-    step = whole_number(step)
-    if name is not None:
-        check_checkpoint_name(name, chosen=True)
-    final = name if name is not None else step_name(step) if step is not None else "main"
-    warn_of_suffix(path, store)
-    request = SaveRequest(
-        name=final,
-        step=step,
-        metadata=check_metadata(metadata),
-        metrics=check_metrics(metrics),
-        if_exists=_check_if_exists(if_exists, final),
-        options=options,
-        bases=bases,
-        timeout_s=timeout_s,
-        progress=check_progress(progress),
-    )
-    return store.backend, request
 
 
 def _check_group(group: None) -> None:
@@ -215,32 +173,6 @@ def _check_group(group: None) -> None:
             found=repr(group),
             do="leave group out and call on one rank, or give each rank a store of its own",
         )
-
-
-def _name_of_selector(at: At, name: str | None, step: int | None) -> tuple[str | None, int | None]:
-    """`save(tree, "runs/a@7")` is `step=7`, `"runs/a@best"` is `name="best"`."""
-    if name is not None or step is not None:
-        raise UsageError(
-            "a checkpoint is named twice",
-            reason="selector",
-            found=f"@{at} and {'name=' if name is not None else 'step='}",
-            do="name it once",
-        )
-    return (None, at) if isinstance(at, int) else (at, None)
-
-
-def _check_if_exists(choice: IfExists | None, name: str) -> Literal["error", "replace", "keep"]:
-    if choice is None:
-        return "replace" if name == "main" else "error"
-    if choice not in ("error", "replace", "keep"):
-        raise UsageError(
-            "unknown if_exists",
-            reason="if-exists",
-            expected="error, replace or keep",
-            found=repr(choice),
-            do="choose one of these",
-        )
-    return choice
 
 
 def open(path: Where, *, step: int | None = None, at: At | None = None) -> Checkpoint:

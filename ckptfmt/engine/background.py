@@ -19,8 +19,9 @@ from typing import Literal
 from ckptfmt import config
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.fingerprint import compare
+from ckptfmt.engine.group_save import PreparedPart, prepare_in_group
 from ckptfmt.engine.request import SaveRequest
-from ckptfmt.engine.save import Prepared, finish_save, prepare_save
+from ckptfmt.engine.save import Prepared, prepare_save
 from ckptfmt.engine.stage import Staged, devices_of, plan_layout, stage_all
 from ckptfmt.errors import ConflictError
 from ckptfmt.events import Event
@@ -174,7 +175,8 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
         progress=_with_progress(request, future),
         before_commit=future._control.before_commit,
     )
-    prepared = prepare_save(tree, backend, request)
+    prepare = prepare_save if request.ranks is None else prepare_in_group
+    prepared: Prepared | PreparedPart | CheckpointInfo = prepare(tree, backend, request)
     if isinstance(prepared, CheckpointInfo):
         future.staged = True
         future.set_result(prepared)
@@ -186,8 +188,9 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
     memory = arena.take(layout.nbytes, devices_of(prepared.plan))
     try:
         staged = stage_all(prepared.plan, memory, layout)
-    except BaseException:
+    except BaseException as error:
         arena.back(memory)
+        prepared.abandon(error)
         raise
     arena.staged(memory)
     back = partial(arena.back, memory)
@@ -207,7 +210,7 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
     return future
 
 
-def _run_here(future: SaveFuture, prepared: Prepared) -> SaveFuture:
+def _run_here(future: SaveFuture, prepared: Prepared | PreparedPart) -> SaveFuture:
     """The whole save while the caller waits; an interrupt is the caller's, an error the future's."""
     _run(future, prepared, None, lambda: None)
     future.staged = True
@@ -230,7 +233,10 @@ def _with_progress(request: SaveRequest, future: SaveFuture) -> Callable[[Event]
 
 
 def _run(
-    future: SaveFuture, prepared: Prepared, staged: Staged | None, back: Callable[[], None]
+    future: SaveFuture,
+    prepared: Prepared | PreparedPart,
+    staged: Staged | None,
+    back: Callable[[], None],
 ) -> None:
     try:
         info = _finish(prepared, staged, back)
@@ -242,13 +248,15 @@ def _run(
         future.set_result(info)
 
 
-def _finish(prepared: Prepared, staged: Staged | None, back: Callable[[], None]) -> CheckpointInfo:
+def _finish(
+    prepared: Prepared | PreparedPart, staged: Staged | None, back: Callable[[], None]
+) -> CheckpointInfo:
     """Encode, write, commit; then give the memory back, before anybody hears of the outcome: what
     the future calls may be the next save."""
     try:
         if staged is not None:
             compare(prepared.plan, staged.payloads, staged.fingerprint)
-        return finish_save(prepared)
+        return prepared.finish()
     finally:
         back()
 

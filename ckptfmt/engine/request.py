@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfmt import __version__
+from ckptfmt.engine.group import Ranks
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.events import Progress
 from ckptfmt.types import At, IfExists
@@ -25,5 +26,7 @@ class SaveRequest:
     timeout_s: float = 1800.0
     progress: Progress = False
     writer: str = f"ckptfmt {__version__}"
+    ranks: Ranks | None = None
+    """Who saves it together; None: this process alone."""
     before_commit: Callable[[], None] = lambda: None
     """Called when all data is written, before the index is put: the last chance to raise."""

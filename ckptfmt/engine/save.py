@@ -88,6 +88,13 @@ class Prepared:
     existing: Existing
     started_s: float
 
+    def finish(self) -> CheckpointInfo:
+        return finish_save(self)
+
+    def abandon(self, error: BaseException) -> None:
+        """It will not go on. Nobody else waits for it."""
+        raise error
+
 
 def save_tree(tree: object, backend: Backend, request: SaveRequest) -> CheckpointInfo:
     """Save a tree; committed and, if asked, durable when it returns."""

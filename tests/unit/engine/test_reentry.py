@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.engine import api, arena, background, stage
+from ckptfmt.engine import arena, background, call, stage
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.errors import StorageError
 from ckptfmt.storage.local import LocalBackend
@@ -97,7 +98,11 @@ def _raising(error: BaseException) -> Any:
 def test_an_error_of_a_save_over_the_budget_is_raised_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "finish_save", _raising(StorageError("disk", reason="io")))
+    monkeypatch.setattr(
+        importlib.import_module("ckptfmt.engine.save"),
+        "finish_save",
+        _raising(StorageError("disk", reason="io")),
+    )
     with ckptfmt.configure(staging_nbytes=1000):
         ckptfmt.save_async(TREE, tmp_path, step=1)
     monkeypatch.undo()
@@ -109,7 +114,9 @@ def test_an_error_of_a_save_over_the_budget_is_raised_by_the_next_one(
 def test_an_interrupt_of_a_save_over_the_budget_reaches_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "finish_save", _raising(KeyboardInterrupt()))
+    monkeypatch.setattr(
+        importlib.import_module("ckptfmt.engine.save"), "finish_save", _raising(KeyboardInterrupt())
+    )
     with ckptfmt.configure(staging_nbytes=1000), pytest.raises(KeyboardInterrupt):
         ckptfmt.save_async(TREE, tmp_path, step=1)
 
@@ -123,7 +130,7 @@ def test_of_saves_that_several_threads_began_no_error_is_lost(
         gate.wait(20)
         raise StorageError("disk", reason="io")
 
-    monkeypatch.setattr(background, "finish_save", fails)
+    monkeypatch.setattr(importlib.import_module("ckptfmt.engine.save"), "finish_save", fails)
     monkeypatch.setattr(
         arena.Arena, "take", lambda self, nbytes, devices: np.zeros(nbytes, np.uint8)
     )
@@ -133,9 +140,9 @@ def test_of_saves_that_several_threads_began_no_error_is_lost(
         backend = LocalBackend(tmp_path)
         background.settle(backend)
         settled.wait(20)
-        _, request = api._settle(
+        _, request = call.settle_call(
             TREE, tmp_path, step, None, metadata={}, metrics={}, if_exists=None,
-            options=SaveOptions(), bases=None, group=None, timeout_s=1.0,
+            options=SaveOptions(), bases=None, timeout_s=1.0,
             progress=False,
         )  # fmt: skip
         background.save_in_background(TREE, backend, request)

@@ -1,0 +1,247 @@
+"""Ranks that act together: who they are, how their bytes travel, and rounds that fail for all at once.
+
+In a *round* every rank sends what it made, or its error; rank 0 makes one answer of all, or one error,
+and every rank gets it. So a rank that fails, dies or is late makes all living ranks raise, by the
+same error, and nobody waits longer than the timeout. Nothing is pickled.
+
+`FileGroup` meets through files in the store. Spec: 08-protocol §8.9.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+from ckptfmt import errors
+from ckptfmt.errors import CheckpointError, ConflictError, UsageError
+from ckptfmt.format import pack_value, parse_value
+from ckptfmt.storage import Backend
+
+PAUSE_S = (0.002, 0.1)
+"""Between two looks for a message: at first, and at most."""
+_GOOD, _BAD = b"\0", b"\1"
+_ALARM = "alarm"
+
+
+class Mailbox(Protocol):
+    """Carries the messages of one meeting between its ranks."""
+
+    def put(self, key: str, data: bytes) -> None: ...
+    def get(self, key: str) -> bytes | None:
+        """The message, or None if it is not there yet."""
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Whether all of them are there."""
+
+    def tend(self) -> None:
+        """Called while somebody waits."""
+
+    def close(self) -> None:
+        """This rank is done: every message that it needed has arrived, or never will."""
+
+
+class Ranks(Protocol):
+    """The ranks of a group, as seen by one of them."""
+
+    rank: int
+    size: int
+
+    def meet(self, backend: Backend, timeout_s: float) -> Mailbox:
+        """A mailbox for one save or restore. All ranks call in the same order."""
+
+
+class Meeting:
+    """One save or restore of all ranks: a context manager around its rounds."""
+
+    def __init__(self, ranks: Ranks, backend: Backend, timeout_s: float) -> None:
+        self.rank, self.size, self._timeout_s = ranks.rank, ranks.size, timeout_s
+        self._mailbox = ranks.meet(backend, timeout_s)
+        self._round = 0
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._mailbox.close()
+
+    def round(
+        self, mine: Callable[[], bytes], answer: Callable[[list[bytes]], bytes] = lambda all_: b""
+    ) -> bytes:
+        """Send what `mine` makes; get what rank 0's `answer` makes of all, by rank.
+
+        Raises:
+            ConflictError: kind `conflict-rank-late`: some rank sent nothing in time; it is named.
+                Else the error of `answer`, or that of the lowest rank whose `mine` failed.
+        """
+        at, self._round = self._round, self._round + 1
+        own: BaseException | None = None
+        try:
+            message = _GOOD + mine()
+        except BaseException as error:
+            own, message = error, _BAD + pack_error(error, self.rank)
+            if self.rank:
+                self._mailbox.put(f"{at}-{_ALARM}", b"")
+        if self.rank:
+            self._mailbox.put(f"{at}-{self.rank}", message)
+            verdict = self._receive(f"{at}-answer") if own is None else b""
+        else:
+            verdict = self._answer(at, message, own, answer)
+        if own is not None:
+            raise own
+        if verdict[:1] == _BAD:
+            raise unpack_error(verdict[1:])
+        return verdict[1:]
+
+    def _answer(
+        self,
+        at: int,
+        message: bytes,
+        own: BaseException | None,
+        answer: Callable[[list[bytes]], bytes],
+    ) -> bytes:
+        """Rank 0: the answer, which the others get, or an error, which they get too."""
+        raised = own
+        if own is not None:
+            verdict = message
+        else:
+            try:
+                others = self._gather(at)
+                verdict = _first_bad(others) or _GOOD + answer([m[1:] for m in [message, *others]])
+            except BaseException as error:
+                raised, verdict = error, _BAD + pack_error(error, None)
+        self._mailbox.put(f"{at}-answer", verdict)
+        if raised is not None:
+            raise raised
+        return verdict
+
+    def _gather(self, at: int) -> list[bytes]:
+        keys = [f"{at}-{rank}" for rank in range(1, self.size)]
+        alarm = f"{at}-{_ALARM}"
+        if keys:
+            self._wait(lambda: self._mailbox.has(keys) or self._mailbox.has([alarm]))
+        found = [self._mailbox.get(key) for key in keys]
+        bad = [message for message in found if message is not None and message[:1] == _BAD]
+        if bad:
+            return bad
+        late = [rank for rank, message in enumerate(found, 1) if message is None]
+        if late:
+            _late(late, self._timeout_s)
+        return [message for message in found if message is not None]
+
+    def _receive(self, key: str) -> bytes:
+        if not self._wait(lambda: self._mailbox.has([key])):
+            _late([0], self._timeout_s)
+        found = self._mailbox.get(key)
+        assert found is not None
+        return found
+
+    def _wait(self, ready: Callable[[], bool]) -> bool:
+        return wait_until(ready, self._timeout_s, self._mailbox.tend)
+
+
+def wait_until(
+    ready: Callable[[], bool], timeout_s: float, tend: Callable[[], None] = lambda: None
+) -> bool:
+    """Look again and again, more and more seldom; False when the time is up."""
+    deadline, pause_s = time.monotonic() + timeout_s, PAUSE_S[0]
+    while not ready():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        tend()
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(1.5 * pause_s, PAUSE_S[1])
+    return True
+
+
+def _late(ranks: Sequence[int], timeout_s: float) -> NoReturn:
+    names = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
+    raise ConflictError(
+        "a rank of the group did not answer in time",
+        reason="rank-late",
+        where=f"rank{'s' if len(ranks) > 1 else ''} {names}",
+        expected=f"all ranks to call within {timeout_s:g} s of each other",
+        do="nothing was committed or restored; look whether it lives, and whether every rank of the "
+        "group calls",
+    )
+
+
+def _first_bad(messages: Sequence[bytes]) -> bytes | None:
+    return next((message for message in messages if message[:1] == _BAD), None)
+
+
+# -- errors, as plain data ----------------------------------------------------------------------
+
+
+def pack_error(error: BaseException, rank: int | None) -> bytes:
+    """An error for other ranks; of one that is not ours, its class and text."""
+    where = "" if rank is None else f"rank {rank}"
+    if isinstance(error, CheckpointError) and type(error).__name__ in vars(errors):
+        parts: Mapping[str, object] = {
+            "class": type(error).__name__,
+            "what": f"{where}: {error.what}" if where else error.what,
+            "reason": error.reason,
+            "where": error.where,
+            "expected": None if error.expected is None else str(error.expected),
+            "found": None if error.found is None else str(error.found),
+            "do": error.do,
+        }
+    else:
+        parts = {
+            "class": "ConflictError",
+            "what": "a rank of the group failed",
+            "reason": "rank-failed",
+            "where": where,
+            "expected": None,
+            "found": f"{type(error).__name__}: {error}",
+            "do": "nothing was committed or restored; its own output says more",
+        }
+    return pack_value(dict(parts))
+
+
+def unpack_error(data: bytes) -> CheckpointError:
+    """The error that another rank had."""
+    parts: dict[str, Any] = parse_value(data)
+    cls = getattr(errors, str(parts.pop("class")), ConflictError)
+    if not (isinstance(cls, type) and issubclass(cls, CheckpointError)):
+        cls = ConflictError
+    error: CheckpointError = cls(parts.pop("what"), **parts)
+    return error
+
+
+# -- which ranks a caller means ------------------------------------------------------------------
+
+
+RESOLVERS: dict[str, str] = {"torch": "ckptfmt.torch.group:ranks_of"}
+"""Root module of a group's type -> "module:function", which makes the ranks of it."""
+
+
+def ranks_of(group: object) -> Ranks:
+    """The ranks that a caller of `group=` means: `"world"` is torch.distributed's, if it is there.
+
+    Raises:
+        UsageError: kind `usage-group`.
+    """
+    if hasattr(group, "meet") and hasattr(group, "rank") and hasattr(group, "size"):
+        made: Any = group
+        return made  # type: ignore[no-any-return]
+    roots = (
+        ["torch"] if group == "world" else [c.__module__.split(".")[0] for c in type(group).__mro__]
+    )
+    for root in roots:
+        if root in RESOLVERS:
+            module, _, function = RESOLVERS[root].partition(":")
+            resolved: Ranks = getattr(importlib.import_module(module), function)(group)
+            return resolved
+    raise UsageError(
+        "this is no group of ranks",
+        reason="group",
+        expected='"world", a ProcessGroup of torch, or FileGroup(rank, size)',
+        found=repr(group),
+        do="pass one of these, or leave group out for this process alone",
+    )

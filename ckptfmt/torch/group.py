@@ -1,0 +1,111 @@
+"""The ranks of a torch process group, which meet through its key-value store.
+
+Any backend will do: no tensor travels, so a group of NCCL alone serves too, a rank that is late is
+told by its missing key, and a call that failed leaves no collective half done for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from ckptfmt.errors import UsageError
+from ckptfmt.storage import Backend
+
+PIECE_NBYTES = 4 << 20
+"""A TCPStore takes values of up to 8 MiB."""
+
+_calls: dict[str, int] = {}
+"""Store prefix -> how many meetings this process has had there."""
+
+
+def ranks_of(group: Any) -> ProcessRanks:
+    """The ranks of a ProcessGroup, or of `"world"`: all of torch.distributed, this process alone
+    where that was not initialized."""
+    if group == "world":
+        if not (dist.is_available() and dist.is_initialized()):
+            raise UsageError(
+                "torch.distributed is not initialized",
+                reason="group",
+                found="group='world'",
+                do="call torch.distributed.init_process_group first, or leave group out",
+            )
+        group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup):
+        raise UsageError(
+            "this is no group of ranks, or this process is not in it",
+            reason="group",
+            expected='"world", a ProcessGroup of torch that has this rank, or FileGroup(rank, size)',
+            found=repr(group),
+            do="call on the ranks of the group only",
+        )
+    return ProcessRanks(group)
+
+
+class ProcessRanks:
+    """The ranks of one ProcessGroup; ranks count within it."""
+
+    def __init__(self, group: Any) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._name = f"ckptfmt/{group.group_name}"
+        self._store = dist.distributed_c10d._get_process_group_store(group)
+
+    def meet(self, backend: Backend, timeout_s: float) -> StoreMailbox:
+        """The next meeting; all ranks count them alike."""
+        call = _calls[self._name] = _calls.get(self._name, 0) + 1
+        if self.rank == 0:
+            # All ranks that came to the last meeting had read what was said in the one before.
+            _forget(self._store, f"{self._name}/{call - 2}")
+        return StoreMailbox(self._store, f"{self._name}/{call}", owner=self.rank == 0)
+
+
+class StoreMailbox:
+    """Messages are keys of a torch Store, in pieces that it takes."""
+
+    def __init__(self, store: Any, prefix: str, *, owner: bool) -> None:
+        self._store, self._prefix, self._owner = store, prefix, owner
+
+    def put(self, key: str, data: bytes) -> None:
+        full = f"{self._prefix}/{key}"
+        pieces = range(0, len(data), PIECE_NBYTES)
+        for number, at in enumerate(pieces):
+            self._store.set(f"{full}#{number}", data[at : at + PIECE_NBYTES])
+        self._store.set(full, str(len(pieces)))
+        if self._owner:
+            _said.setdefault(self._prefix, {})[full] = len(pieces)
+
+    def get(self, key: str) -> bytes | None:
+        full = f"{self._prefix}/{key}"
+        if not self._store.check([full]):
+            return None
+        count = int(self._store.get(full))
+        data = b"".join(self._store.get(f"{full}#{number}") for number in range(count))
+        if self._owner:  # it alone reads what the others send: the store forgets it
+            _delete(self._store, full, count)
+        return data
+
+    def has(self, keys: Sequence[str]) -> bool:
+        found: bool = self._store.check([f"{self._prefix}/{key}" for key in keys])
+        return found
+
+    def tend(self) -> None: ...
+    def close(self) -> None: ...
+
+
+_said: dict[str, dict[str, int]] = {}
+"""Meeting -> what rank 0 said there, and in how many pieces."""
+
+
+def _forget(store: Any, prefix: str) -> None:
+    for full, count in _said.pop(prefix, {}).items():
+        _delete(store, full, count)
+
+
+def _delete(store: Any, full: str, count: int) -> None:
+    try:
+        for key in (full, *(f"{full}#{number}" for number in range(count))):
+            store.delete_key(key)
+    except (NotImplementedError, RuntimeError):
+        return  # a FileStore keeps what it has

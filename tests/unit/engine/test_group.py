@@ -1,0 +1,279 @@
+"""Ranks that save together, through files in the store; here each is a thread."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptfmt
+from ckptfmt import ConflictError, FileGroup, MismatchError, Sharded, UsageError
+from ckptfmt.engine.file_group import place_of
+from ckptfmt.engine.group import Meeting, pack_error, ranks_of, unpack_error
+
+TIMEOUT_S = 30.0
+
+
+def together(call: Callable[[int], Any], size: int) -> list[Any]:
+    """What each rank returns or raises."""
+
+    def one(rank: int) -> Any:
+        try:
+            return call(rank)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def tree(rank: int, size: int, seed: int = 0) -> dict[str, Any]:
+    whole = np.random.default_rng(seed).standard_normal((10, 3))
+    start, stop = (len(whole) * r // size for r in (rank, rank + 1))
+    return {
+        "w": Sharded(whole.shape, [((start, 0), whole[start:stop])]),
+        "same": np.arange(100),
+        "step": seed,
+    }
+
+
+def check(path: Path, seed: int = 0) -> None:
+    loaded = ckptfmt.load(path)
+    np.testing.assert_array_equal(loaded["w"], np.random.default_rng(seed).standard_normal((10, 3)))
+    assert loaded["step"] == seed
+
+
+def left(path: Path) -> list[Path]:
+    return sorted(p for p in (path / "parts").rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_group_saves_one_checkpoint(tmp_path: Path, size: int) -> None:
+    def save(rank: int) -> Any:
+        group = FileGroup(rank, size)
+        return [
+            ckptfmt.save(tree(rank, size, s), tmp_path, step=s, group=group, timeout_s=TIMEOUT_S)
+            for s in (1, 2)
+        ]
+
+    infos = together(save, size)
+    assert all(info == infos[0] for info in infos), infos
+    assert [info.step for info in infos[0]] == [1, 2]
+    check(tmp_path, 2)
+    assert left(tmp_path) == []
+    assert ckptfmt.Store(tmp_path).verify().ok
+
+
+def background(path: Path, rank: int, size: int) -> Any:
+    mine = tree(rank, size, 5)
+    group = FileGroup(rank, size)
+    future = ckptfmt.save_async(mine, path, step=5, group=group, timeout_s=TIMEOUT_S)
+    mine["same"][:] = 7
+    for _, array in mine["w"].parts:
+        array[:] = 0
+    return future.result()
+
+
+def test_a_group_saves_in_the_background(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(background, tmp_path, rank, 2) for rank in range(2)]
+        infos = [future.result(60) for future in futures]
+    assert infos[0] == infos[1]
+    assert infos[0].name == "step-0000000000000005"
+    check(tmp_path, 5)
+    np.testing.assert_array_equal(ckptfmt.load(tmp_path)["same"], np.arange(100))
+    assert left(tmp_path) == []
+
+
+def test_a_kept_name_is_given_to_all(tmp_path: Path) -> None:
+    ckptfmt.save({"a": 1}, tmp_path, step=1)
+    infos = together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 2), tmp_path, step=1, if_exists="keep", group=FileGroup(rank, 2)
+        ),
+        2,
+    )
+    assert infos[0] == infos[1] == ckptfmt.Store(tmp_path).latest()
+
+
+def failures(found: Sequence[Any], kind: type[Exception], text: str) -> None:
+    for error in found:
+        assert isinstance(error, kind), found
+        assert text in str(error), found
+
+
+def test_a_rank_that_does_not_come_is_named_and_nothing_is_committed(tmp_path: Path) -> None:
+    found = together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 4), tmp_path, step=1, group=FileGroup(rank, 4), timeout_s=1.0
+        ),
+        2,
+    )
+    assert "ranks 2, 3" in str(found[0])
+    assert found[0].kind == "conflict-rank-late"
+    failures(found, ConflictError, "did not answer in time")
+    assert ckptfmt.Store(tmp_path).names() == []
+    assert left(tmp_path) == []
+
+
+def test_rank_0_that_does_not_come_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConflictError, match=r"in time: rank 0"):
+        ckptfmt.save({}, tmp_path, step=1, group=FileGroup(1, 2), timeout_s=0.3)
+    assert left(tmp_path) == []
+
+
+def test_a_rank_that_fails_makes_all_fail_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(rank: int) -> Any:
+        mine = tree(rank, 3)
+        if rank == 2:
+            mine["bad"] = object()
+        return ckptfmt.save(mine, tmp_path, step=1, group=FileGroup(rank, 3), timeout_s=TIMEOUT_S)
+
+    found = together(save, 3)
+    failures(found, UsageError, "bad")
+    assert "rank 2: " in str(found[0])
+    assert "rank 2: " not in str(found[2])  # its own
+    module = __import__("importlib").import_module("ckptfmt.engine.group_save")
+    real = module.write_part
+
+    def full(backend: Any, part: Any, shares: Any) -> bytes:
+        if part.rank == 1:
+            raise ckptfmt.StorageError("disk full", reason="no-space")
+        return bytes(real(backend, part, shares))
+
+    monkeypatch.setattr(module, "write_part", full)
+    again = together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 3), tmp_path, step=1, group=FileGroup(rank, 3), timeout_s=TIMEOUT_S
+        ),
+        3,
+    )
+    failures(again, ckptfmt.StorageError, "disk full")
+    assert ckptfmt.Store(tmp_path).names() == []
+    assert left(tmp_path) == []
+
+
+def test_replicas_that_differ_make_all_raise(tmp_path: Path) -> None:
+    def save(rank: int) -> Any:
+        mine = tree(rank, 2)
+        mine["same"][5] = rank
+        return ckptfmt.save(mine, tmp_path, step=1, group=FileGroup(rank, 2), timeout_s=TIMEOUT_S)
+
+    failures(together(save, 2), MismatchError, "'same': expected equal bytes, found ranks 0, 1")
+    assert ckptfmt.Store(tmp_path).names() == []
+
+
+def test_ranks_that_save_different_steps_are_told(tmp_path: Path) -> None:
+    found = together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 2), tmp_path, step=rank, group=FileGroup(rank, 2), timeout_s=TIMEOUT_S
+        ),
+        2,
+    )
+    failures(found, UsageError, "ranks do not save the same checkpoint: rank 1")
+
+
+def test_a_call_that_is_wrong_on_one_rank_is_heard_by_all(tmp_path: Path) -> None:
+    found = together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 2),
+            tmp_path,
+            step=1 - 2 * rank,
+            group=FileGroup(rank, 2),
+            timeout_s=TIMEOUT_S,
+        ),
+        2,
+    )
+    failures(found, UsageError, "step")
+
+
+def test_files_of_an_earlier_attempt_lead_nowhere(tmp_path: Path) -> None:
+    """Hellos and an answer of processes that are gone, and the fragments of their save."""
+    together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 3), tmp_path, step=1, group=FileGroup(rank, 3), timeout_s=0.5
+        ),
+        2,
+    )
+    place = place_of(3, 0)
+    folder = tmp_path / "parts" / place
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in (1, 2):  # of another machine: nobody knows whether they live
+        hello = {"number": "0" * 32, "host": "elsewhere"}
+        (folder / f"hello-{rank}").write_text(json.dumps(hello))
+    answer = {"session": "f" * 32, "numbers": {"1": "0" * 32, "2": "0" * 32}}
+    (folder / "answer").write_text(json.dumps(answer))
+
+    def save(rank: int) -> Any:
+        if rank:
+            threading.Event().wait(0.2 * rank)  # rank 0 has answered the old ones by now
+        return ckptfmt.save(
+            tree(rank, 3, 4), tmp_path, step=4, group=FileGroup(rank, 3), timeout_s=TIMEOUT_S
+        )
+
+    infos = together(save, 3)
+    assert [info.step for info in infos] == [4, 4, 4], infos
+    check(tmp_path, 4)
+    assert left(tmp_path) == []
+
+
+def test_two_attempts_that_are_alive_do_not_meet(tmp_path: Path) -> None:
+    found = together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 2), tmp_path, step=1, group=FileGroup(rank, 2, attempt=rank), timeout_s=0.5
+        ),
+        2,
+    )
+    failures(found, ConflictError, "did not answer in time")
+
+
+# -- rounds and errors
+
+
+def test_an_error_crosses_ranks_as_plain_data() -> None:
+    error = ckptfmt.CorruptError("torn", reason="magic", where="x", expected=1, found=b"\0", do="y")
+    made = unpack_error(pack_error(error, 3))
+    assert (type(made), made.kind, made.where) == (ckptfmt.CorruptError, "corrupt-magic", "x")
+    assert str(made) == r"rank 3: torn: x: expected 1, found b'\x00'; y"
+    other = unpack_error(pack_error(ZeroDivisionError("1 / 0"), 2))
+    assert other.kind == "conflict-rank-failed"
+    assert "rank 2: found ZeroDivisionError: 1 / 0" in str(other)
+
+
+def test_every_rank_gets_the_answer_of_each_round(tmp_path: Path) -> None:
+    backend = ckptfmt.Store(tmp_path).backend
+
+    def talk(rank: int) -> Any:
+        with Meeting(FileGroup(rank, 3), backend, TIMEOUT_S) as meeting:
+            first = meeting.round(lambda: bytes([rank]), b"".join)
+            second = meeting.round(lambda: first + bytes([rank]), lambda all_: all_[2])
+            return first, second
+
+    assert together(talk, 3) == [(b"\0\1\2", b"\0\1\2\2")] * 3
+
+
+@pytest.mark.parametrize("group", ["worlds", 7, object()])
+def test_what_is_no_group_is_refused(tmp_path: Path, group: Any) -> None:
+    with pytest.raises(UsageError, match="no group of ranks"):
+        ckptfmt.save({}, tmp_path, group=group)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0), ("0", 1)])
+def test_a_rank_outside_its_group_is_refused(rank: Any, size: Any) -> None:
+    with pytest.raises(UsageError, match="no such rank"):
+        FileGroup(rank, size)
+
+
+def test_world_needs_torch_distributed() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="not initialized"):
+        ranks_of("world")
