@@ -65,29 +65,29 @@ def plan_pieces(flat: FlatTree, options: SaveOptions) -> Pieces:
     Raises:
         UsageError: As `plan_save`.
     """
-    sources: list[TensorSource] = []
+    sources = Sources()
     origins: list[tuple[int, ...]] = []
     tensor_of: list[int] = []
     first: list[int] = []
-    for row, source in enumerate(flat.tensors):
+    shapes = list(flat.tensors.shapes())
+    for row, source in enumerate(flat.tensors.items):
         first.append(len(sources))
-        if source.parts is None:
+        none = (0,) * len(shapes[row])
+        if not isinstance(source, TensorSource) or source.parts is None:
             sources.append(source)
-            origins.append((0,) * len(source.shape))
-        for part in sorted(source.parts or (), key=lambda part: part.origin):
-            sources.append(part.source)
-            origins.append(part.origin)
-        if (
-            len(sources) == first[-1]
-        ):  # none of it is here: its dtype and shape are told all the same
-            none = (0,) * len(source.shape)
+            origins.append(none)
+        elif source.parts:
+            for part in sorted(source.parts, key=lambda part: part.origin):
+                sources.append(part.source)
+                origins.append(part.origin)
+        else:  # none of it is here: its dtype and shape are told all the same
             sources.append(TensorSource(source.dtype, none, partial(np.zeros, none)))
             origins.append(none)
         tensor_of += [row] * (len(sources) - first[-1])
     plan = plan_save(_expanded(flat, sources, first, tensor_of), options)
     tree = plan.tree
-    shapes = [flat.tensors[row].shape for row in tensor_of]
-    dims = np.fromiter((d for s in shapes for d in s), np.uint64, len(tree.tensor_dims))
+    whole = (d for row in tensor_of for d in shapes[row])
+    dims = np.fromiter(whole, np.uint64, len(tree.tensor_dims))
     flat_origins = np.array([o for origin in origins for o in origin], np.uint64)
     owners = tree.region_tensors.astype(np.int64)
     at = ragged(tree.dims_starts[owners], tree.tensor_ndims[owners])
@@ -97,9 +97,7 @@ def plan_pieces(flat: FlatTree, options: SaveOptions) -> Pieces:
     return Pieces(plan, np.array(tensor_of, np.int64), np.array(first, np.int64), rows, len(rows))
 
 
-def _expanded(
-    flat: FlatTree, sources: list[TensorSource], first: list[int], tensor_of: list[int]
-) -> FlatTree:
+def _expanded(flat: FlatTree, sources: Sources, first: list[int], tensor_of: list[int]) -> FlatTree:
     """The tree with a tensor per piece; a piece after a tensor's first gets a leaf of its name, by
     which codec and chunk size are chosen."""
     rows = [row if kind == 1 else first[row] for kind, row in zip(flat.kinds, flat.rows)]
@@ -114,7 +112,7 @@ def _expanded(
         kinds=[*flat.kinds, *(0 for _ in further)],
         rows=[*rows, *further],
         values=flat.values,
-        tensors=Sources(sources),
+        tensors=sources,
         containers=flat.containers,
         attributes=flat.attributes,
         container_attributes=flat.container_attributes,
@@ -127,7 +125,8 @@ def owned_plan(pieces: Pieces, owned: NDArray[np.bool_]) -> SavePlan:
     keep = owned[tree.region_tensors]
     if keep.all():
         return pieces.plan
-    return replace(pieces.plan, tree=_regions(tree, np.flatnonzero(keep)))
+    # Not as it lies in the arena: between what is written lies what others write.
+    return replace(pieces.plan, tree=_regions(tree, np.flatnonzero(keep)), staged=None)
 
 
 def _regions(tree: TreeSection, rows: Rows) -> TreeSection:
