@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from ckptfmt.engine.owner import Owner, activate, deactivate
 from ckptfmt.errors import ConflictError, CorruptError, NotFoundError, UnsupportedError
-from ckptfmt.storage import Backend, Entry
+from ckptfmt.storage import Backend, Entry, is_abandoned_temporary
 from ckptfmt.types import Key
 
 ABANDONED_AFTER_S = 86400.0
@@ -200,7 +200,8 @@ def is_abandoned(save: OpenSave, age_s: float | None) -> bool:
 
 
 def clean_abandoned(backend: Backend) -> list[str]:
-    """Remove what saves left that are known to be dead: their files under tmp/ and parts/.
+    """Remove what saves left that are known to be dead: their files under tmp/ and parts/, and what
+    any process of this machine began to put and died over.
 
     Every save does this first, so that litter never outlives the next one. Their finished data
     files are left to gc. Returns the transactions.
@@ -210,6 +211,10 @@ def clean_abandoned(backend: Backend) -> list[str]:
         for entry in list(backend.list(f"tmp/{txn}-")):
             backend.delete(entry.key)
         remove_parts(backend, txn)
+    if backend.capabilities.local:  # elsewhere nothing is begun under tmp/, and a listing costs
+        for entry in list(backend.list("tmp/")):
+            if is_abandoned_temporary(entry.key):
+                backend.delete(entry.key)
     return dead
 
 

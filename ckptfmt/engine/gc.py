@@ -49,7 +49,7 @@ from ckptfmt.errors import (
     warn,
 )
 from ckptfmt.reports import GcReport
-from ckptfmt.storage import Backend, Entry
+from ckptfmt.storage import Backend, Entry, is_abandoned_temporary
 from ckptfmt.types import Key
 
 WORK_S = ABANDONED_AFTER_S / 2
@@ -57,7 +57,9 @@ WORK_S = ABANDONED_AFTER_S / 2
 TMP_AGE_S = 600.0
 """Local files not yet linked that belong to no known save are left alone for at least this long."""
 
-_TMP_KEY = re.compile(r"tmp/(?:([0-9a-f]{32})-\d+|put-[0-9a-f]{32}|probe-[0-9a-f]{32}(?:-[abc])?)")
+_TMP_KEY = re.compile(
+    r"tmp/(?:([0-9a-f]{32})-\d+|(?:put|probe)-[0-9a-f]{32}(?:-\d+-\d+-\d+-[0-9a-f]{16})?(?:-[abc])?)"
+)
 _PARTS_KEY = re.compile(r"parts/([0-9a-f]{32})/.+")
 _NOTE_KEY = re.compile(r"notes/([0-9a-f]{32})~(?:0|[1-9][0-9]*)\.index")
 
@@ -368,7 +370,8 @@ class _Collector:
             match = _TMP_KEY.fullmatch(entry.key)
             if match is None or match.group(1) in at_work:
                 continue
-            if match.group(1) in over or self._is_litter(entry, view):
+            dead = match.group(1) in over or is_abandoned_temporary(entry.key)
+            if dead or self._is_litter(entry, view):
                 self._delete(entry.key)
         txns = view.txns
         for entry in view.notes:

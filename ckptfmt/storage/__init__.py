@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ckptfmt.storage.base import Backend, Buffer, Capabilities, Entry, Writer
 from ckptfmt.storage.keys import check_key
+from ckptfmt.storage.process import Process, is_abandoned_temporary
 from ckptfmt.storage.registry import BACKENDS, open_backend
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "Buffer",
     "Capabilities",
     "Entry",
+    "Process",
     "Writer",
     "check_key",
+    "is_abandoned_temporary",
     "open_backend",
 ]

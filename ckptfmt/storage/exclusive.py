@@ -15,6 +15,7 @@ from typing import Literal
 
 from ckptfmt.errors import CkptWarning
 from ckptfmt.storage import syscalls
+from ckptfmt.storage.process import temporary_name
 
 Method = Literal["link", "rename", "check"]
 
@@ -71,7 +72,7 @@ def probe_method(folder: str) -> Method | None:
 
 
 def _try_methods(folder: str) -> Method:
-    stem = os.path.join(folder, f"probe-{os.urandom(16).hex()}")
+    stem = os.path.join(folder, temporary_name("probe"))
     names = [f"{stem}-{letter}" for letter in "abc"]
     try:
         for name in names[:2]:

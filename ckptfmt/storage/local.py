@@ -2,7 +2,7 @@
 
 An object is written under `tmp/`, given its bytes, and renamed to its key (I2). `tmp/` also holds
 what a killed process left: names it was given (`tmp/<txn>-…`) and, for objects whose key was known
-at `create`, `tmp/put-<random>`. Spec: 02-store.
+at `create`, `tmp/put-<process>-<random>`, by which the next save finds it. Spec: 02-store.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ckptfmt.storage.base import Backend, Buffer, Capabilities, Entry, Writer
 from ckptfmt.storage.folders import Folders
 from ckptfmt.storage.keys import check_key, check_prefix, is_key
 from ckptfmt.storage.local_writer import LocalWriter
+from ckptfmt.storage.process import temporary_name
 from ckptfmt.types import Key, StrPath
 
 # Reserving space for small objects costs a call and helps nobody.
@@ -251,7 +252,7 @@ class LocalBackend(Backend):
         self._check_writable(key)
         path = self._path(key)
         if not key.startswith("tmp/"):
-            path = self._path(Key(f"tmp/put-{os.urandom(16).hex()}"))
+            path = self._path(Key(f"tmp/{temporary_name('put')}"))
         try:
             fd = self._create_file(path)
         except OSError as error:
@@ -272,7 +273,7 @@ class LocalBackend(Backend):
     def put_if_absent(self, key: Key, data: Buffer, *, durable: bool) -> bool:
         self._check_writable(key)
         target = self._path(key)
-        temporary = self._path(Key(f"tmp/put-{os.urandom(16).hex()}"))
+        temporary = self._path(Key(f"tmp/{temporary_name('put')}"))
         try:
             fd = self._create_file(temporary)
             try:

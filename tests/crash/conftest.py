@@ -200,10 +200,8 @@ def litter(backend: Backend) -> list[str]:
     return [
         key
         for key in keys
-        if key.startswith(("parts/", "gc/"))
+        if key.startswith(("parts/", "gc/", "tmp/"))
         or (key.startswith("data/") and key[5:] not in referred)
-        # Objects that the backend itself was writing are too young to be anybody's litter.
-        or (key.startswith("tmp/") and not key.startswith(("tmp/put-", "tmp/probe-")))
     ]
 
 
