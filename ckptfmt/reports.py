@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ckptfmt.errors import CheckpointError
     from ckptfmt.types import CheckpointInfo
 
 
@@ -44,6 +45,7 @@ class RestoreReport:
         matched_by: Name -> the rule that matched it, where it was not the name itself.
         ties: Name -> what happened to a tie (lost, or made).
         rejected: Checkpoints passed over (by a manager).
+        error: From `plan`: what `restore` would raise with the same arguments, else None.
     """
 
     info: CheckpointInfo | None
@@ -60,6 +62,7 @@ class RestoreReport:
     matched_by: Mapping[str, str] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     rejected: Sequence[Rejected] = ()
+    error: CheckpointError | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.matched)
@@ -82,6 +85,8 @@ class RestoreReport:
         for label in ("cast", "renamed", "matched_by", "ties"):
             lines += [f"  {label:<11}{k}: {v}" for k, v in getattr(self, label).items()]
         lines += [f"  rejected   {r.checkpoint}: {r.reason}" for r in self.rejected]
+        if self.error is not None:
+            lines.append(f"  restore would raise {type(self.error).__name__} ({self.error.kind})")
         return "\n".join(lines)
 
 

@@ -34,14 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.cli.where import nothing_to_check, open_store, store_is_there
+    from ckptfmt.cli.where import open_store
 
     store, at = open_store(args, read_only=False)
     with out.progress("verify") as progress:
         report = store.verify(at, progress=progress)
-    if report.ok and not report.checkpoints and not report.files and not store_is_there(store):
-        # "ok" about a path with a typing error in it would be the worst of answers.
-        raise nothing_to_check(store.url)
     document = {
         "command": "verify",
         "url": store.url,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.engine import Store, parse_where
-from ckptfmt.errors import NotFoundError, UsageError
+from ckptfmt.errors import UsageError
 from ckptfmt.types import Key
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ def open_whole_store(args: argparse.Namespace, *, read_only: bool) -> Store:
 
 def store_is_there(store: Store) -> bool:
     return store.backend.stat(Key("ckptfmt.json")) is not None
-
-
-def nothing_to_check(url: str) -> NotFoundError:
-    return NotFoundError("there is no store", reason="store", where=url, do="check the path")
 
 
 def store_for_writing(

@@ -379,14 +379,42 @@ def plan(
     step: int | None = None,
     at: At | None = None,
     names: Select | None = None,
+    verify: bool = True,
+    max_nbytes: int | None = None,
+    progress: Progress = False,
     rename: Mapping[str, str] | Callable[[str], str] = _NOTHING,
+    strict: bool = True,
+    allow_missing: Select = (),
+    allow_unexpected: Select = (),
     allow_cast: bool | Select = False,
     match_by: MatchBy = "name",
+    atomic: bool = True,
+    group: None = None,
 ) -> RestoreReport:
-    """What `restore` would do: no tensor's data is read, nothing is touched, no mismatch raised."""
+    """What `restore` would do with the same arguments: no tensor's data is read, nothing touched.
+
+    Args:
+        verify, progress, atomic: Of a restore; a plan reads no data, so they change nothing.
+    Returns:
+        The report; `error` is what `restore` would raise, None if nothing.
+    Raises:
+        NotFoundError: There is no such checkpoint.
+        UsageError: An argument is not legal.
+    """
     refuse_swapped(target, source, "plan(target, source)")
+    _check_group(group)
     request = RestoreRequest(
-        names=names, rename=rename, allow_cast=allow_cast, match_by=_check_match_by(match_by)
+        names=names,
+        rename=rename,
+        strict=strict,
+        allow_missing=allow_missing,
+        allow_unexpected=allow_unexpected,
+        allow_cast=allow_cast,
+        match_by=_check_match_by(match_by),
+        atomic=atomic,
+        verify=verify,
+        max_nbytes=max_nbytes,
+        progress=progress,
     )
     return plan_tree(target, _source(source, step, at), request)
 

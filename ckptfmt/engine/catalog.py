@@ -11,10 +11,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptfmt.engine.where import looks_like_a_file, whole_number
-from ckptfmt.errors import ConflictError, CorruptError, FormatError, NotFoundError, warn
+from ckptfmt.errors import (
+    ConflictError,
+    CorruptError,
+    FormatError,
+    NotFoundError,
+    StorageError,
+    warn,
+)
 from ckptfmt.format import (
     ABOUT,
     FILES,
@@ -263,7 +271,35 @@ def nothing_there(backend: Backend) -> NotFoundError:
         )
     elif "@" in backend.url.rpartition("/")[2]:
         cure = "only a str is split at its @; a Path or a Store takes at= beside it"
-    return NotFoundError("there is no checkpoint", reason="latest", where=backend.url, do=cure)
+    found = what_is_there(backend)
+    if found.startswith(_STORES):
+        cure = "choose one of these"
+    return NotFoundError(
+        "there is no checkpoint", reason="latest", where=backend.url, found=found or None, do=cure
+    )
+
+
+_STORES = "stores below it: "
+_LOOK_MAX = 200
+
+
+def what_is_there(backend: Backend) -> str:
+    """For a message about a place without a checkpoint: stores below it, or what else it has."""
+    try:
+        keys = [str(entry.key) for entry in islice(backend.list(""), _LOOK_MAX)]
+    except StorageError:
+        return ""
+    stores = [key.rpartition("/")[0] for key in keys if key.endswith("/ckptfmt.json")]
+    if stores:
+        return _STORES + _some(stores)
+    if "ckptfmt.json" in keys:
+        return "a store without a checkpoint"
+    tops = dict.fromkeys(key.partition("/")[0] + "/" * ("/" in key) for key in keys)
+    return _some(list(tops)) if tops else "nothing"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(ascii(n)[1:-1] for n in names[:5]) + (" and more" if len(names) > 5 else "")
 
 
 def _tagged(backend: Backend, found: Mapping[str, Sequence[Listed]], tag: Tag) -> Listed:

@@ -59,8 +59,8 @@ def _with_moves(renamed: Mapping[str, str], comparison: Comparison) -> dict[str,
     return made
 
 
-def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules) -> None:
-    """One MismatchError with all of them, before anything is touched.
+def mismatch_error(report: RestoreReport, rules: Rules) -> MismatchError | None:
+    """One MismatchError with all of them, for a restore that may not touch anything.
 
     Wrong shapes, dtypes and kinds always raise, and so does a restore that matches nothing;
     missing and unexpected names raise if strict, but for the exceptions named.
@@ -72,7 +72,7 @@ def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules
         missing = _not_allowed(missing, rules.allow_missing) if rules.strict else []
         unexpected = _not_allowed(unexpected, rules.allow_unexpected) if rules.strict else []
     if not (missing or unexpected or wrong or nothing):
-        return
+        return None
     # What has a line of its own already is not listed a second time.
     told = {m.name for m in wrong}
     missing = [name for name in missing if name not in told]
@@ -87,7 +87,7 @@ def raise_mismatches(report: RestoreReport, comparison: Comparison, rules: Rules
     what = "the target and the checkpoint disagree"
     if nothing:
         what = "nothing in the checkpoint matches the target"
-    raise MismatchError(
+    return MismatchError(
         what + (":\n" + "\n".join(lines) + "\n" if lines else ""),
         reason="nothing-matches" if nothing else "tree",
         do="nothing was changed; to go on: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,12 +19,12 @@ from ckptfmt.engine.overlap import disagreeing, memories_of
 from ckptfmt.engine.own_tensors import maker_of
 from ckptfmt.engine.ranks import PerRankTarget
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves, renamer
-from ckptfmt.engine.report import make_report, raise_mismatches
+from ckptfmt.engine.report import make_report, mismatch_error
 from ckptfmt.engine.select import Matcher
 from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeSource
 from ckptfmt.engine.targets import make_target
 from ckptfmt.engine.tree import find_peers, walk
-from ckptfmt.errors import MismatchError, PartialRestoreError
+from ckptfmt.errors import CheckpointError, MismatchError, PartialRestoreError, UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import dtype_of, escape_key, join_name, pack_array
 from ckptfmt.reports import RestoreReport
@@ -68,7 +68,9 @@ def restore_tree(target: object, source: Source, request: RestoreRequest) -> Res
     """Fill a target in place: everything that was asked for, or nothing."""
     targets = make_targets(target)
     comparison, report = compare(targets, source, request, read=True)
-    raise_mismatches(report, comparison, request)
+    error = mismatch_error(report, request)
+    if error is not None:
+        raise error
     if request.atomic:
         _bind_all(targets, comparison, source, request)
     else:
@@ -83,8 +85,16 @@ def restore_tree(target: object, source: Source, request: RestoreRequest) -> Res
 
 
 def plan_tree(target: object, source: Source, request: RestoreRequest) -> RestoreReport:
-    """What `restore_tree` would do; no tensor's data is read, no mismatch raised."""
-    return compare(make_targets(target), source, request)[1]
+    """What `restore_tree` would do; no tensor's data is read, and the report has what it would
+    raise."""
+    comparison, report = compare(make_targets(target), source, request)
+    error: CheckpointError | None = mismatch_error(report, request)
+    if error is None:
+        try:
+            check_limit(source.nbytes(list(comparison.tensor_rows())), request.max_nbytes)
+        except UsageError as refusal:
+            error = refusal
+    return replace(report, error=error)
 
 
 def make_targets(target: object) -> list[Target]:
@@ -326,7 +336,9 @@ def load_like(
         else:
             comparison.tensor(name, spec.dtype, spec.shape)
     report = make_report(comparison, stored, renamed)
-    raise_mismatches(report, comparison, request)
+    error = mismatch_error(report, request)
+    if error is not None:
+        raise error
     rows = list(comparison.tensor_rows())
     check_limit(stored.nbytes(rows), request.max_nbytes)
     arrays = stored.tensors(rows, mode=mode, verify=request.verify, progress=request.progress)

@@ -288,7 +288,8 @@ class Store:
     def untag(self, tag: str) -> None:
         """Remove a tag. NotFoundError if there is none."""
         self._check_marker()
-        check_tag(tag)
+        if tag != "main":  # which nobody can tag any more: one that is there may go
+            check_tag(tag)
         if self.backend.stat(Key(f"tags/{tag}")) is None:
             raise NotFoundError(
                 "no such tag",
@@ -393,6 +394,9 @@ class Store:
 
         Returns the damages, never raises them; damaged files are marked, so that no save reuses
         them.
+
+        Raises:
+            NotFoundError: There is no such checkpoint, or no store at all.
         """
         listed = None if at is None else self._readable(self._find(at))
         from ckptfmt.engine.verify import verify_store

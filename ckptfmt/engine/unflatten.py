@@ -69,6 +69,7 @@ def unflatten(
     *,
     partial: bool = False,
     makers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    registered: bool = True,
 ) -> Any:
     """Build the tree of some leaves.
 
@@ -79,6 +80,7 @@ def unflatten(
         partial: Leaves were left out of `names`: containers without leaves are passed over, and
             gaps in a list are no damage. A list with gaps becomes {position: item}.
         makers: Container name -> what makes one object of it, where all its leaves are there.
+        registered: False: registered types stay their plain data, so that nobody's code runs.
     Raises:
         CorruptError: No tree has these names.
     Spec: 03-names §3.1 to §3.4.
@@ -96,7 +98,7 @@ def unflatten(
     if not names and not partial:
         _corrupt("a tree without a leaf", "")
     for node in reversed(nodes):
-        made = _build(node, partial)
+        made = _build(node, partial, registered)
         node.complete = node.complete and node.whole
         if node.parent is not None and not node.complete:
             node.parent.complete = False
@@ -149,7 +151,7 @@ def _node_at(root: _Node, name: str) -> _Node | None:
     return node if type(node) is _Node else None
 
 
-def _build(node: _Node, partial: bool) -> Any:
+def _build(node: _Node, partial: bool, registered: bool) -> Any:
     """The container of a node whose inner nodes have been built."""
     name = node.name() if node.kind == "type" else ""
     kept = {part: item for part, item in node.children.items() if item is not ABSENT}
@@ -162,7 +164,7 @@ def _build(node: _Node, partial: bool) -> Any:
     if type(argument) is not list or len(argument) != 3 or type(argument[0]) is not str:
         _corrupt("the argument of a container is wrong", name, "value")
     made = _make(node, kept, argument[1], argument[2], partial)
-    return _unpack(argument[0], made, name) if node.whole else made
+    return _unpack(argument[0], made, name) if node.whole and registered else made
 
 
 def _make(node: _Node, kept: dict[str, Any], kind: object, argument: Any, partial: bool) -> Any:

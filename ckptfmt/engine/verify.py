@@ -18,10 +18,12 @@ from ckptfmt.engine.catalog import (
     Listed,
     list_indexes,
     list_notes,
+    nothing_there,
     read_index,
     read_tag,
 )
-from ckptfmt.engine.coordinate import check_store_marker
+from ckptfmt.engine.contents import problems_of_long_values, problems_of_tree
+from ckptfmt.engine.coordinate import MARKER, check_store_marker
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import mark_damaged
 from ckptfmt.engine.select import Matcher, select_positions
@@ -31,6 +33,7 @@ from ckptfmt.format import (
     FOOTER_NBYTES,
     HEAD_NBYTES,
     LEAF_VALUE,
+    TREE,
     DataTable,
     Footer,
     Index,
@@ -78,6 +81,8 @@ def verify_store(
 
     Args:
         executor: Files are read by its workers; None: one after another.
+    Raises:
+        NotFoundError: There is no store: "no damage" would be the worst answer to a wrong path.
     """
     problems: list[Damage] = []
     if listed is not None:
@@ -85,6 +90,8 @@ def verify_store(
     else:
         problems += _verify_rest(backend)
         rows = [g for prefix in ("checkpoints/", "quarantine/") for g in _all(backend, prefix)]
+        if not rows and not problems and backend.stat(MARKER) is None:
+            raise nothing_there(backend)
     indexes: dict[Listed, Index] = {}
     for row in rows:
         try:
@@ -107,7 +114,8 @@ def verify_store(
                 by_id[state.file] = state
                 reporter.advance(state.nbytes)
     for row, index in indexes.items():
-        problems += _damages_of(row, index, by_id)
+        mine = _damages_of(row, index, by_id)
+        problems += mine + _damages_of_tree(backend, row, index, mine)
     problems += _unnamed(by_id.values(), problems)
     for file in sorted({p.file.removeprefix("data/") for p in problems if p.file in _keys(by_id)}):
         mark_damaged(backend, file)
@@ -312,6 +320,23 @@ def _damages_of(listed: Listed, index: Index, states: Mapping[str, FileState]) -
     return made
 
 
+def _damages_of_tree(
+    backend: Backend,
+    listed: Listed,
+    index: Index,
+    damages: Sequence[Damage],
+    positions: Sequence[int] | None = None,
+) -> list[Damage]:
+    """What of the tree does not parse, though its bytes are those that were written."""
+    hit = {damage.tensor for damage in damages}
+    every = range(len(index.tree.leaf_names)) if positions is None else positions
+    found = problems_of_tree(index, positions)
+    found += problems_of_long_values(backend, index, every, lambda name: name not in hit)
+    section = index.header.sections[TREE]
+    start, stop = section.offset, section.offset + section.stored_nbytes
+    return [Damage(listed.key, start, stop, listed.name, name, reason) for name, reason in found]
+
+
 def _name_of(index: Index, tensor: int) -> str:
     return index.tree.leaf_names[int(index.tree.tensor_first_leaf[tensor])]
 
@@ -385,5 +410,8 @@ def verify_checkpoint(checkpoint: Checkpoint, names: Select) -> VerifyReport:
     found = _damages_of(listed, index, states)
     problems = [p for p in found if everything or not p.tensor or p.tensor in chosen]
     problems += _unnamed(states.values(), problems) if everything else []
+    problems += _damages_of_tree(
+        checkpoint.backend, listed, index, problems, None if everything else positions
+    )
     total = sum(state.nbytes for state in states.values())
     return VerifyReport(tuple(problems), 1, len(numbers), total)

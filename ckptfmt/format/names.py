@@ -201,13 +201,18 @@ def _check(name: str, what: str, *, steps: bool) -> None:
         problem = "no selector (digits are a step, `latest` the latest)"
     elif name.startswith("step-") and (not steps or step_of(name) is None):
         problem = "no `step-`: a step's checkpoint is named by step="
+    elif name == "main" and what == "tag":
+        problem = "not main, the name of a save without a step"
     if problem:
+        offer = _offer(name)
+        if offer == "main" and what == "tag":
+            offer = "best"
         raise UsageError(
             f"{what} is not legal",
             reason="name",
             where=ascii(name)[:200],
             expected=problem,
-            do=f"for example {_offer(name)!r}",
+            do=f"for example {offer!r}",
         )
 
 
@@ -225,7 +230,7 @@ def check_checkpoint_name(name: str, *, chosen: bool = False) -> None:
 
 
 def check_tag(tag: str) -> None:
-    """Refuse a tag that is not legal; a tag looks like a checkpoint's name, but never like a step's."""
+    """Refuse a tag that is not legal: a checkpoint's name, but neither a step's nor `main`."""
     _check(tag, "tag", steps=False)
 
 

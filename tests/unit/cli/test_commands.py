@@ -335,7 +335,7 @@ def test_verify_of_nothing_is_not_ok(run: Run, tmp_path: Path) -> None:
     for path in (tmp_path / "typo", tmp_path / "file"):
         result = run("verify", path)
         assert (result.code, result.out) == (10, "")
-        assert "there is no store" in result.err
+        assert "there is no checkpoint" in result.err
         assert "no store in" in run("gc", path).err
 
 

@@ -61,6 +61,35 @@ def test_a_plan_is_the_report_of_the_restore_that_follows(tmp_path: Path) -> Non
     assert list(planned.ties) == ["n/b"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"strict": False},
+        {"allow_missing": "new"},
+        {"allow_missing": "new", "allow_unexpected": "old"},
+        {"allow_missing": "new", "allow_unexpected": "old", "max_nbytes": 8},
+        {"names": "ok", "strict": True, "atomic": False, "verify": False},
+        {"names": "old", "strict": False},
+        {"strict": False, "max_nbytes": 7},
+    ],
+)
+def test_a_plan_takes_what_restore_takes_and_has_its_error(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    ckptfmt.save({"ok": np.ones(1), "old": 2}, tmp_path)
+    target = {"ok": np.zeros(1), "new": 0}
+    report = ckptfmt.plan(target, tmp_path, **options)
+    if report.error is None:
+        assert report == ckptfmt.restore(target, tmp_path, **options)
+        return
+    with pytest.raises(type(report.error)) as caught:
+        ckptfmt.restore(target, tmp_path, **options)
+    assert str(report.error) == str(caught.value)
+    kind = caught.value.kind
+    assert f"restore would raise {type(caught.value).__name__} ({kind})" in str(report)
+
+
 def test_a_plan_of_a_part_expects_nothing_else(tmp_path: Path) -> None:
     ckptfmt.save({"a": np.ones(2), "b": 1}, tmp_path)
     assert list(ckptfmt.plan({"a": np.zeros(2)}, tmp_path, names="a").unexpected) == []

@@ -50,7 +50,8 @@ def test_making_a_store_touches_nothing(tmp_path: Path) -> None:
     assert (store.names(), store.steps(), store.tags(), store.checkpoints()) == ([], [], {}, [])
     assert store.latest() is None
     assert store.last_committed() is None
-    assert store.verify().ok
+    with pytest.raises(ckptfmt.NotFoundError, match="found nothing"):
+        store.verify()
     with pytest.raises(ckptfmt.NotFoundError):
         store.open()
     assert not (tmp_path / "none").exists()

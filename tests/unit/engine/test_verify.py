@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,16 @@ import pytest
 
 import ckptfmt
 from ckptfmt.events import Event
-from ckptfmt.reports import Damage
+from ckptfmt.format import (
+    Attribute,
+    TreeSection,
+    digest,
+    pack_index,
+    pack_tree,
+    pack_value,
+    parse_index,
+)
+from ckptfmt.reports import Damage, VerifyReport
 from ckptfmt.testing import difference
 from ckptfmt.types import Key
 
@@ -330,9 +339,93 @@ def test_a_data_file_that_nobody_uses_is_no_damage(tmp_path: Path) -> None:
     assert ckptfmt.Store(tmp_path).verify().files == 1
 
 
-def test_verify_of_nothing_is_good(tmp_path: Path) -> None:
-    assert ckptfmt.Store(tmp_path / "none").verify().ok
+def test_verify_of_nothing_says_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ckptfmt.NotFoundError, match=r"there is no checkpoint.* found nothing"):
+        ckptfmt.Store(tmp_path / "none").verify()
     assert not (tmp_path / "none").exists()
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/a").write_text("x")
+    with pytest.raises(ckptfmt.NotFoundError, match=r"found logs/, notes\.txt; check the path"):
+        ckptfmt.Store(tmp_path).verify()
+    ckptfmt.save({"a": 1}, tmp_path / "runs/a")
+    ckptfmt.save({"a": 1}, tmp_path / "runs/b")
+    with pytest.raises(ckptfmt.NotFoundError, match="stores below it: a, b; choose one"):
+        ckptfmt.Store(tmp_path / "runs").verify()
+    with pytest.raises(ckptfmt.NotFoundError, match="stores below it: a, b; choose one"):
+        ckptfmt.load(tmp_path / "runs")
+
+
+def test_a_store_whose_checkpoints_are_gone_is_verified(tmp_path: Path) -> None:
+    ckptfmt.save({"a": 1}, tmp_path)
+    store = ckptfmt.Store(tmp_path)
+    store.delete("main")
+    assert store.verify() == VerifyReport()
+
+
+class Pair(NamedTuple):
+    one: int
+    two: object
+
+
+def rewrite(path: Path, change: Callable[[TreeSection], TreeSection]) -> ckptfmt.Store:
+    """Another tree section in the store's only index, all digests right."""
+    store = ckptfmt.Store(path)
+    (entry,) = store.backend.list("checkpoints/")
+    index = parse_index(bytes(store.backend.get(entry.key)))
+    packed = pack_tree(change(index.tree))
+    about = dataclasses.replace(index.about, tree_digest=digest(packed, "xxh3-128"))
+    commit_id = index.header.commit_id
+    data = pack_index(about, index.files, index.placement, packed, commit_id)
+    store.backend.put(entry.key, data)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "reason"),
+    [
+        ({"values": [b"\xc1", b"\x01"]}, "p/0", "not a msgpack"),
+        ({"values": [b"\x01", pack_value(1) * 2]}, "v", "value"),
+        ({"container_arguments": [b"\xc1"]}, "p", "value"),
+        ({"container_arguments": [pack_value(["Pair", ["one"]])]}, "p", "other fields"),
+        (
+            {"leaf_attributes": {"torch.x": Attribute(np.array([1], np.uint32), [b"\xc1"])}},
+            "p/1",
+            "attribute torch.x: ",
+        ),
+        ({"leaf_kinds": np.array([1, 2, 1], np.uint8)}, "p/1", "value"),
+        ({"names": ["p/0", "p/2", "v"]}, "p", "0, 1, 2"),
+    ],
+)
+def test_what_does_not_parse_is_a_damage_that_names_its_leaf(
+    tmp_path: Path, change: dict[str, Any], name: str, reason: str
+) -> None:
+    """Every digest is right: a writer that has gone wrong, not a disk."""
+    tree = {"p": Pair(1, np.full(9, 0xC1, np.uint8)), "v": None}
+    ckptfmt.save(tree, tmp_path, step=3)
+    store = rewrite(tmp_path, lambda found: dataclasses.replace(found, **change))
+    report = store.verify()
+    (found,) = report.problems
+    assert found.tensor == name, found
+    assert reason in found.reason
+    assert found.file.startswith("checkpoints/step-0000000000000003~0")
+    assert 288 < found.start < found.stop
+    assert store.open().verify().problems[0].tensor == name
+    assert list(store.backend.list("damaged/")) == [], "no data file is to be healed"
+
+
+def test_verify_runs_nothing_that_is_registered(tmp_path: Path) -> None:
+    class Opaque:
+        pass
+
+    def unpack(data: object) -> Opaque:
+        raise AssertionError("verify made an object of a user's class")
+
+    ckptfmt.register_type(Opaque, "test.opaque", pack=lambda obj: {"a": np.ones(2)}, unpack=unpack)
+    ckptfmt.save({"o": Opaque(), "long": list(range(5000)), "p": Pair(1, (2, {3}))}, tmp_path)
+    report = ckptfmt.Store(tmp_path).verify()
+    assert report.ok, report.problems
+    assert report.checkpoints == 1
 
 
 def test_a_read_only_store_is_verified_and_not_marked(tmp_path: Path) -> None:

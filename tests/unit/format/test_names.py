@@ -223,6 +223,21 @@ def test_a_step_cannot_be_chosen_as_name_or_tag() -> None:
             refuse(name)
 
 
+def test_main_cannot_be_chosen_as_tag() -> None:
+    check_checkpoint_name("main", chosen=True)
+    with pytest.raises(UsageError, match=r"not main, the name of a save.*'best'") as caught:
+        check_tag("main")
+    assert caught.value.kind == "usage-name"
+
+
+@given(st.text(max_size=200))
+def test_every_offer_of_a_tag_is_legal(tag: str) -> None:
+    try:
+        check_tag(tag)
+    except UsageError as error:
+        check_tag(error.do.split("'")[1])
+
+
 @given(st.integers(0, STEP_MAX))
 def test_a_step_comes_back_from_its_name(step: int) -> None:
     assert step_of(step_name(step)) == step
