@@ -14,24 +14,22 @@ import importlib
 import importlib.util
 import os
 import sys
-import threading
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import wait
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from ckptfmt.engine import SaveFuture, Store, api
-from ckptfmt.errors import MissingExtraError, UsageError, warn
+from ckptfmt.engine import Store
+from ckptfmt.errors import MissingExtraError, UsageError
+from ckptfmt.torch.in_flight import InFlight, OnCommit
 from ckptfmt.torch.loading import load_state
-from ckptfmt.torch.rng import read_rng_state, set_rng_state
-from ckptfmt.types import CheckpointInfo, DigestName, StrPath
+from ckptfmt.torch.rank_rng import rng_of_all_ranks, rng_of_rank
+from ckptfmt.torch.rng import set_rng_state
+from ckptfmt.types import DigestName, StrPath
 
 M = TypeVar("M")
-OnCommit = Callable[[str, CheckpointInfo], None]
 
 RNG_KEY = "ckptfmt.rng"
 _HOMES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
@@ -55,19 +53,6 @@ def _packages() -> list[Any]:
 _found = _packages()
 _IO: Any = types.new_class("_IO", tuple(p.plugins.io.CheckpointIO for p in _found))
 _Callback: Any = types.new_class("_Callback", tuple(p.Callback for p in _found))
-
-
-@dataclass(frozen=True, slots=True)
-class _Save:
-    path: str
-    step: int | None
-    store: Store
-    future: SaveFuture
-
-
-@dataclass(frozen=True, slots=True)
-class _Removal:
-    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +89,11 @@ class CkptfmtIO(_IO):  # type: ignore[misc]
         digest: DigestName = "xxh3-128",
         durable: bool = True,
     ) -> None:
-        self.async_save = async_save
-        self.on_commit = on_commit
-        self._options: dict[str, Any] = {"codec": codec, "digest": digest, "durable": durable}
-        self._changed = threading.Condition()
-        self._queue: deque[_Save | _Removal] = deque()
-        self._busy = False
-        self._safe = True
-        """False from a save that failed until one that succeeds: removals are held back."""
-        self._held: list[_Removal] = []
-        self._errors: list[BaseException] = []
+        self._saves = InFlight(
+            background=async_save,
+            on_commit=on_commit,
+            options={"codec": codec, "digest": digest, "durable": durable},
+        )
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: StrPath, storage_options: Any = None
@@ -129,21 +109,12 @@ class CkptfmtIO(_IO):  # type: ignore[misc]
             UsageError: A value cannot be stored without pickle; the message names its key.
             Else as `ckptfmt.save`; in the background, what an earlier save raised.
         """
-        where, step = os.fspath(path), checkpoint.get("global_step")
-        self._settle(where, step)
-        if os.path.islink(
-            where
-        ):  # save_last="link" of an earlier run: its target is not this one's
-            os.unlink(where)
-        store = Store(where, storage_options=storage_options or {})
-        if not self.async_save:
-            info = api.save(_Dump(checkpoint), store, name="main", step=step, **self._options)
-            self._committed(where, store, info)
-            return
-        future = api.save_async(_Dump(checkpoint), store, name="main", step=step, **self._options)
-        with self._changed:
-            self._queue.append(_Save(where, step, store, future))
-        future.add_done_callback(lambda _: self._advance())
+        self._saves.save(
+            _Dump(checkpoint),
+            os.fspath(path),
+            checkpoint.get("global_step"),
+            storage_options=storage_options,
+        )
 
     def load_checkpoint(
         self, path: StrPath, map_location: Any = None, weights_only: bool | None = None
@@ -156,94 +127,17 @@ class CkptfmtIO(_IO):  # type: ignore[misc]
             UsageError: `map_location` is a function or a mapping of devices.
             NotFoundError: There is no whole checkpoint at this path.
         """
-        self._finish()
+        self._saves.finish()
         loaded: dict[str, Any] = load_state(Store(os.fspath(path)), device=_device(map_location))
         return loaded
 
     def remove_checkpoint(self, path: StrPath) -> None:
         """Remove a checkpoint; in the background, once all saves that began before are durable."""
-        if not self.async_save:
-            _remove(os.fspath(path))
-            return
-        with self._changed:
-            self._queue.append(_Removal(os.fspath(path)))
-        self._advance()
+        self._saves.remove(os.fspath(path))
 
     def teardown(self) -> None:
         """Wait for saves in flight, and raise what went wrong with one."""
-        self._finish()
-
-    def _settle(self, path: str, step: int | None) -> None:
-        """Wait for saves of earlier steps, and for one to the same path."""
-        with self._changed:
-            saves = [item for item in self._queue if isinstance(item, _Save)]
-            free = not self._busy and all(s.step == step and s.path != path for s in saves)
-        if not free:
-            self._finish()
-        self._raise()
-
-    def _finish(self) -> None:
-        """Wait until all that was begun is done."""
-        with self._changed:
-            futures = [item.future for item in self._queue if isinstance(item, _Save)]
-        wait(futures)
-        self._advance()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._busy and not self._queue)
-        self._raise()
-
-    def _raise(self) -> None:
-        with self._changed:
-            errors, self._errors = self._errors, []
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"and: {other}")
-            raise errors[0]
-
-    def _advance(self) -> None:
-        """Do what is due at the head of the queue: called by whoever ends a save or adds to it."""
-        while (item := self._take()) is not None:
-            try:
-                self._due(item)
-            except Exception as error:  # told by the next call: here nobody would hear it
-                with self._changed:
-                    self._errors.append(error)
-            finally:
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
-
-    def _take(self) -> _Save | _Removal | None:
-        """The head of the queue, if it is due and nobody is at work on another."""
-        with self._changed:
-            if self._busy or not self._queue:
-                return None
-            head = self._queue[0]
-            if isinstance(head, _Save) and not head.future.done():
-                return None
-            self._busy = True
-            return self._queue.popleft()
-
-    def _due(self, item: _Save | _Removal) -> None:
-        if isinstance(item, _Removal):
-            if self._safe:
-                _remove(item.path)
-            else:
-                self._held.append(item)
-            return
-        self._safe = False
-        info = item.future.result()
-        self._safe = True
-        held, self._held = self._held, []
-        for removal in held:
-            _remove(removal.path)
-        self._committed(item.path, item.store, info)
-
-    def _committed(self, path: str, store: Store, info: CheckpointInfo) -> None:
-        if info.generation > 0:
-            store.gc(grace_s=0)  # the run owns this path: what it replaced would pile up
-        if self.on_commit is not None:
-            self.on_commit(path, info)
+        self._saves.finish()
 
 
 def latest(folder: StrPath) -> str | None:
@@ -317,22 +211,11 @@ class RandomState(_Callback):  # type: ignore[misc]
         self._state: Mapping[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        mine = read_rng_state(cuda=True)
-        states: list[Any] = [mine]
-        if trainer.world_size > 1:
-            states = [None] * trainer.world_size
-            torch.distributed.all_gather_object(states, mine)
-        checkpoint[RNG_KEY] = states
+        checkpoint[RNG_KEY] = rng_of_all_ranks(trainer.world_size)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         states = checkpoint.get(RNG_KEY, ())
-        if len(states) == trainer.world_size:
-            self._state = states[trainer.global_rank]
-            return
-        warn(
-            f"the checkpoint has random states of {len(states)} ranks and this run has "
-            f"{trainer.world_size}: it draws other numbers than an uninterrupted one"
-        )
+        self._state = rng_of_rank(states, trainer.global_rank, trainer.world_size)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         # The iterator over the data is made next, which draws.
@@ -356,29 +239,3 @@ def _device(map_location: Any) -> Any:
         found=type(map_location).__name__,
         do="load to the CPU and move what you need",
     )
-
-
-def _remove(path: str) -> None:
-    """Index first, data after: a kill in between leaves no checkpoint over a hole."""
-    from fsspec.core import url_to_fs
-
-    if os.path.islink(path):
-        os.unlink(path)
-        return
-    filesystem, where = url_to_fs(path)
-    if not filesystem.isfile(where):  # a file is one of Lightning's own
-        with Store(path) as store:
-            if not _withdrawn(store, path):
-                return
-    if filesystem.exists(where):
-        filesystem.rm(where, recursive=True)
-
-
-def _withdrawn(store: Store, path: str) -> bool:
-    tags: Iterable[str] = store.tags()
-    if tags:
-        warn(f"{path} is kept: it has the tags {', '.join(sorted(tags))}")
-        return False
-    for name in store.names():
-        store.delete(name)
-    return True
