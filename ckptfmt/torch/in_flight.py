@@ -98,14 +98,18 @@ class InFlight:
             self.finish()
         self._raise()
 
-    def finish(self) -> None:
-        """Wait until all that was begun is done, and raise what went wrong."""
+    def drain(self) -> None:
+        """Wait until all that was begun is done, and raise nothing: another error is on its way."""
         with self._changed:
             futures = [item.future for item in self._queue if isinstance(item, _Save)]
         wait(futures)
         self._advance()
         with self._changed:
             self._changed.wait_for(lambda: not self._busy and not self._queue)
+
+    def finish(self) -> None:
+        """Wait until all that was begun is done, and raise what went wrong."""
+        self.drain()
         self._raise()
 
     def _raise(self) -> None:

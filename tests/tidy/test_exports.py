@@ -70,18 +70,17 @@ def doc_shape(node: ast.FunctionDef) -> Shape:
     defaults += args.defaults
     rows = []
     starred = [args.vararg] if args.vararg else []
+    double_starred = [args.kwarg] if args.kwarg else []
     for kind, names, values in (
         ("POSITIONAL_OR_KEYWORD", plain, defaults),
         ("VAR_POSITIONAL", starred, [None] * len(starred)),
         ("KEYWORD_ONLY", args.kwonlyargs, args.kw_defaults),
+        ("VAR_KEYWORD", double_starred, [None] * len(double_starred)),
     ):
         for arg, value in zip(names, values, strict=True):
             text = "" if arg.annotation is None else ast.unparse(arg.annotation)
             default = inspect.Parameter.empty if value is None else eval(ast.unparse(value), {})
             rows.append((arg.arg, kind, settled(default), text))
-    if args.kwarg is not None:
-        text = "" if args.kwarg.annotation is None else ast.unparse(args.kwarg.annotation)
-        rows.append((args.kwarg.arg, "VAR_KEYWORD", inspect.Parameter.empty, text))
     return rows, "" if node.returns is None else ast.unparse(node.returns)
 
 

@@ -39,6 +39,15 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "docs/examples/lightning_trainer
 DATA = TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(3)))
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are tiny: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Net(pl.LightningModule):
     """Dropout, a tied weight, a momentum optimizer and a scheduler with a Counter in its state."""
 
@@ -387,18 +396,19 @@ def run_example(*arguments: object, kill_at: int = 0) -> subprocess.CompletedPro
     """The example in a process of its own; killed before its `kill_at`-th commit, if not 0."""
     program = f"""
 import os, runpy, signal, sys
-left = [{kill_at}]
+begun = set()
 def audit(event, arguments):
     if event == "os.link" and "checkpoints" in str(arguments[1]):
-        left[0] -= 1
-        if left[0] == 0:
+        begun.add(arguments[1])
+        if len(begun) == {kill_at}:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(audit)
 sys.argv = {[str(EXAMPLE), *map(str, arguments)]}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
     command = [sys.executable, "-W", "error::ckptfmt.CkptWarning", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as here
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
 
 
 def outcome(output: str) -> tuple[str, str]:
