@@ -12,6 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ckptfmt.engine import Store, api
+from ckptfmt.torch.named import named
 from ckptfmt.torch.rank_rng import RankGenerators
 from ckptfmt.torch.rng import set_rng_state
 from ckptfmt.types import StrPath
@@ -65,10 +66,9 @@ class CkptfmtCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _tree(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What Trainer hands to callbacks; the model gives the names of the optimizer's parameters."""
+    """Of what Trainer hands to callbacks, all that its own save of a model leaves out."""
     optimizer, scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
     return {
-        "model": kwargs["model"],
-        "optimizer": getattr(optimizer, "optimizer", optimizer),
+        "optimizer": named(getattr(optimizer, "optimizer", optimizer), kwargs["model"]),
         "scheduler": getattr(scheduler, "scheduler", scheduler),
     }

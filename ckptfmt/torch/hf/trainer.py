@@ -18,6 +18,7 @@ from transformers.trainer_callback import ExportableState
 from ckptfmt.engine import Store, api
 from ckptfmt.errors import NotFoundError, UsageError, warn
 from ckptfmt.torch.in_flight import InFlight
+from ckptfmt.torch.named import named
 from ckptfmt.torch.rank_rng import RankGenerators, rng_of_rank
 from ckptfmt.torch.rng import set_rng_state
 from ckptfmt.types import StrPath
@@ -139,7 +140,7 @@ class TrainerMixin:
     def _training_state(self: Any) -> dict[str, Any]:
         """Optimizer, scheduler and scaler themselves: a wrapper hides whose parameters it has."""
         tree = {
-            "optimizer": getattr(self.optimizer, "optimizer", self.optimizer),
+            "optimizer": named(getattr(self.optimizer, "optimizer", self.optimizer), self.model),
             "scheduler": getattr(self.lr_scheduler, "scheduler", self.lr_scheduler),
         }
         if self.accelerator.scaler is not None:
@@ -185,9 +186,8 @@ class TrainerMixin:
         if "optimizer" not in has:
             warn(f"{checkpoint} was saved with save_only_model: optimizer and scheduler start anew")
             return
-        # The model is there for the names of its parameters; its own values are in place already.
         state = self._training_state()
-        api.restore({"model": self.model, **state}, Store(checkpoint), names=["model", *state])
+        api.restore(state, Store(checkpoint), names=list(state))
 
     def _load_scaler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is None or not _is_ours(checkpoint):
@@ -234,7 +234,7 @@ def load_model(cls: type[M], path: StrPath, *, strict: bool = True) -> M:
     kind: Any = cls
     model = kind(kind.config_class.from_dict(config))
     api.restore({"model": model}, store, names="model", strict=strict)
-    model.eval()
+    model.train(False)
     made: M = model
     return made
 

@@ -259,6 +259,9 @@ def test_the_callback_keeps_what_trainer_would_pickle(
     )
     assert same(left, right)
     assert Store(tmp_path / "a/store").steps() == [4, 8, 9]
+    stored = ckptfmt.load(tmp_path / "a/store")
+    assert set(stored) == {"optimizer", "scheduler", "rng"}
+    assert "transformer.wte.weight" in stored["optimizer"]["state"]
     assert Store(tmp_path / "b/store").steps() == [9]  # the others went with their folders
     assert set(native_files(tmp_path / "a/checkpoint-9")) == {
         "model.safetensors",
