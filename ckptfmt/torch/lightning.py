@@ -124,9 +124,17 @@ class CkptfmtIO(_IO):  # type: ignore[misc]
         Waits for saves in flight. `weights_only` makes no difference: no code is ever loaded.
 
         Raises:
-            UsageError: `map_location` is a function or a mapping of devices.
+            UsageError: `map_location` is a function or a mapping of devices, or Lightning itself
+                wrote this file.
             NotFoundError: There is no whole checkpoint at this path.
         """
+        if os.path.isfile(path):
+            raise UsageError(
+                "a file of Lightning's own",
+                reason="lightning-file",
+                where=os.fspath(path),
+                do="save it once as a store: save_checkpoint(torch.load(path, weights_only=True), ...)",
+            )
         self._saves.finish()
         loaded: dict[str, Any] = load_state(Store(os.fspath(path)), device=_device(map_location))
         return loaded

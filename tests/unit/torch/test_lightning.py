@@ -24,6 +24,8 @@ import ckptfmt.torch as ckt
 from ckptfmt import Store
 
 pl: Any = pytest.importorskip("pytorch_lightning")
+from lightning_fabric.plugins import TorchCheckpointIO  # noqa: E402
+
 from ckptfmt.torch import lightning as ckl  # noqa: E402
 
 pytestmark = [
@@ -365,6 +367,18 @@ def test_map_location_is_a_device(tmp_path: Path) -> None:
     assert io.load_checkpoint(tmp_path / "1.ckpt", map_location="meta")["w"].is_meta
     with pytest.raises(ckptfmt.UsageError, match="map_location is a device here"):
         io.load_checkpoint(tmp_path / "1.ckpt", map_location=lambda storage, place: storage)
+
+
+def test_a_run_of_lightnings_own_is_taken_over(tmp_path: Path) -> None:
+    straight = live(*fitted(tmp_path / "a", ckl.CkptfmtIO(), epochs=4))
+    fitted(tmp_path / "b", TorchCheckpointIO(), epochs=2)
+    own, taken = tmp_path / "b/last.ckpt", tmp_path / "b/taken.ckpt"
+    with pytest.raises(ckptfmt.UsageError, match="a file of Lightning's own"):
+        ckl.CkptfmtIO().load_checkpoint(own)
+    dumped = torch.load(own, weights_only=False)  # it has arrays of RandomState
+    ckl.CkptfmtIO().save_checkpoint(dumped, taken)
+    assert same(ckl.CkptfmtIO().load_checkpoint(taken), dumped)
+    assert same(live(*fitted(tmp_path / "b", ckl.CkptfmtIO(), epochs=4, resume=taken)), straight)
 
 
 def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
