@@ -18,6 +18,9 @@ from ckptfmt.engine import SaveFuture, Store, api
 from ckptfmt.errors import warn
 from ckptfmt.types import CheckpointInfo
 
+_ASIDE = ".before"
+"""Added to the name of a file that a store replaces, until the store is durable."""
+
 OnCommit = Callable[[str, CheckpointInfo], None]
 
 
@@ -70,6 +73,8 @@ class InFlight:
         self._settle(path, step)
         if os.path.islink(path):  # of an earlier run: its target is not this one's
             os.unlink(path)
+        if os.path.isfile(path):  # the trainer's own, of a run that is taken over
+            os.replace(path, path + _ASIDE)
         store = Store(path, storage_options=storage_options or {})
         if not self.background:
             info = api.save(tree, store, name="main", step=step, **self._options)
@@ -160,6 +165,8 @@ class InFlight:
         self._committed(item.path, item.store, info)
 
     def _committed(self, path: str, store: Store, info: CheckpointInfo) -> None:
+        if os.path.isfile(path + _ASIDE):
+            os.unlink(path + _ASIDE)
         if info.generation > 0:
             store.gc(grace_s=0)  # the run owns this path: what it replaced would pile up
         if self.on_commit is not None:

@@ -369,6 +369,20 @@ def test_map_location_is_a_device(tmp_path: Path) -> None:
         io.load_checkpoint(tmp_path / "1.ckpt", map_location=lambda storage, place: storage)
 
 
+def test_a_file_that_a_store_replaces_stays_until_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"PK")
+    io = ckl.CkptfmtIO()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "link", refuse_link)
+        with pytest.raises(ckptfmt.StorageError):
+            io.save_checkpoint({"w": torch.ones(3)}, tmp_path / "last.ckpt")
+    assert (tmp_path / "last.ckpt.before").read_bytes() == b"PK"
+    io.save_checkpoint({"w": torch.ones(3)}, tmp_path / "last.ckpt")
+    assert {p.name for p in tmp_path.iterdir()} == {"last.ckpt"}
+
+
 def test_a_run_of_lightnings_own_is_taken_over(tmp_path: Path) -> None:
     straight = live(*fitted(tmp_path / "a", ckl.CkptfmtIO(), epochs=4))
     fitted(tmp_path / "b", TorchCheckpointIO(), epochs=2)
