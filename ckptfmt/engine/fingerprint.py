@@ -97,7 +97,8 @@ class Scratch:
     def planned(cls, plan: SavePlan, tensors: Sequence[int]) -> Scratch:
         """For the tensors among these that are on a device."""
         sizes = plan.tree.tensor_nbytes.tolist()
-        mine = [tensor for tensor in tensors if plan.sources[tensor].device is not None]
+        on_device = plan.sources.far()
+        mine = [tensor for tensor in tensors if tensor in on_device]
         nbytes = sum(rows * width for t in mine for rows, width, _, _ in sample_boxes(sizes[t]))
         chosen = choose(sizes, tensors)
         return cls(nbytes + (first_chunk_nbytes(plan, chosen) if chosen in mine else 0))

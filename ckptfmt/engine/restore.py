@@ -23,7 +23,7 @@ from ckptfmt.engine.report import make_report, mismatch_error
 from ckptfmt.engine.select import Matcher
 from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeSource
 from ckptfmt.engine.targets import make_target
-from ckptfmt.engine.tree import find_peers, walk
+from ckptfmt.engine.tree import peers_of, walk
 from ckptfmt.errors import CheckpointError, MismatchError, PartialRestoreError, UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import dtype_of, escape_key, join_name, pack_array
@@ -99,9 +99,10 @@ def plan_tree(target: object, source: Source, request: RestoreRequest) -> Restor
 
 def make_targets(target: object) -> list[Target]:
     """The targets of a tree, in the order in which they are bound."""
-    peers = find_peers(target)
+    visits = list(walk(target))
+    peers = peers_of(visits)
     made: list[Target] = []
-    for visit in walk(target):
+    for visit in visits:
         if visit.kind == "per_rank":
             made.append(PerRankTarget(visit.name, rank=0, size=1))
             continue

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.engine.adapter import TensorSource
 from ckptfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,8 +76,8 @@ def _refuse(expected: str, found: object) -> None:
 
 def refuse_parts(flat: FlatTree) -> None:
     """UsageError if a process saves alone and holds parts of a tensor."""
-    for row, source in enumerate(flat.tensors.items):
-        if isinstance(source, TensorSource) and source.parts is not None:
+    for row, source in flat.tensors.others():
+        if source.parts is not None:
             at = next(
                 i for i, (k, r) in enumerate(zip(flat.kinds, flat.rows)) if k != 1 and r == row
             )

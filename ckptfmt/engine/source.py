@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 
 
+_NONE: Mapping[str, Any] = {}
+
+
 class Source(Protocol):
     """Stored leaves, and the tensors' data on demand."""
 
@@ -68,12 +71,24 @@ class CheckpointSource:
         values = packed_values(checkpoint.backend, checkpoint.index, packed) if packed else {}
         attributes = attributes_by_row(tree.leaf_attributes, tree.leaf_names)
         made = []
+        # Lists: a million rows of columns, one by one, take longer than all the rest.
+        names_list, all_rows, kinds = (
+            tree.leaf_names,
+            tree.leaf_rows.tolist(),
+            tree.leaf_kinds.tolist(),
+        )
+        dtypes, dims, at = (
+            tree.tensor_dtypes.tolist(),
+            tree.tensor_dims.tolist(),
+            tree.dims_starts.tolist(),
+        )
+        dtype_names = [dtype.name for dtype in tree.dtypes]
         for position in positions:
-            name, row = tree.leaf_names[position], int(tree.leaf_rows[position])
-            kind, extra = tree.leaf_kinds[position], attributes.get(position, {})
+            name, row = names_list[position], all_rows[position]
+            kind, extra = kinds[position], attributes.get(position, _NONE)
             if kind == LEAF_TENSOR:
-                dtype = tree.dtype(row).name
-                made.append(StoredLeaf(name, dtype, tree.shape(row), row, None, extra))
+                shape = tuple(dims[at[row] : at[row + 1]])
+                made.append(StoredLeaf(name, dtype_names[dtypes[row]], shape, row, None, extra))
             else:
                 value = (
                     parse_leaf_value(tree.values[row], name)

@@ -89,6 +89,17 @@ class Sources(Sequence[TensorSource]):
         for row in range(len(self.items)):
             yield self[row]
 
+    def others(self) -> list[tuple[int, TensorSource]]:
+        """Row and source of those that are no plain arrays: whoever looks for what only these may
+        have, a device or parts, need not make an object of each array."""
+        return [
+            (row, item) for row, item in enumerate(self.items) if isinstance(item, TensorSource)
+        ]
+
+    def far(self) -> set[int]:
+        """Rows of the tensors that are on a device."""
+        return {row for row, source in self.others() if source.device is not None}
+
     def append(self, item: TensorSource | Array) -> None:
         self.items.append(item)
 

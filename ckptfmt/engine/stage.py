@@ -140,7 +140,7 @@ def plan_layout(plan: SavePlan) -> Layout:
 def devices_of(plan: SavePlan) -> list[Device]:
     """The devices that have tensors of a plan, each once."""
     made: list[Device] = []
-    for source in plan.sources:
+    for _, source in plan.sources.others():
         if source.device is not None and source.device not in made:
             made.append(source.device)
     return made
@@ -151,8 +151,9 @@ def stage_all(plan: SavePlan, memory: Bytes, layout: Layout) -> Staged:
     sizes = plan.tree.tensor_nbytes.tolist()
     tensors = layout.tensors
     chosen = choose(sizes, tensors)
-    near = [tensor for tensor in tensors if plan.sources[tensor].device is None]
-    far = [tensor for tensor in tensors if plan.sources[tensor].device is not None]
+    on_device = plan.sources.far()
+    near = [tensor for tensor in tensors if tensor not in on_device]
+    far = [tensor for tensor in tensors if tensor in on_device]
     targets = {
         tensor: memory[offset : offset + sizes[tensor]]
         for tensor, offset in zip(tensors, layout.offsets[tensors].tolist())

@@ -6,7 +6,7 @@ Spec: 03-names §3.2.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -149,7 +149,11 @@ def walk(tree: object, *, rank: int = 0) -> Iterator[Visit]:
         except UsageError as error:
             refuse(error, name)
         for key, part, item in children:
-            yield from below(item, join_name(name, part), (obj, key), depth + 1)
+            child = f"{name}/{part}" if name else part
+            if type(item) is np.ndarray:  # most of what there is, and no container
+                yield Visit(child, obj, key, item, "tensor")
+            else:
+                yield from below(item, child, (obj, key), depth + 1)
 
     yield from below(tree, "", (None, None), 0)
 
@@ -161,8 +165,13 @@ def named_leaves(tree: object) -> dict[str, Any]:
 
 def find_peers(tree: object, *, rank: int = 0) -> dict[int, list[tuple[str, object]]]:
     """The stateful objects of a tree by `id` of their adapter (of None for the others)."""
+    return peers_of(walk(tree, rank=rank))
+
+
+def peers_of(visits: Iterable[Visit]) -> dict[int, list[tuple[str, object]]]:
+    """The same of what was visited."""
     made: dict[int, list[tuple[str, object]]] = {}
-    for visit in walk(tree, rank=rank):
+    for visit in visits:
         if visit.kind == "stateful":
             made.setdefault(id(adapter_of(visit.obj)), []).append((visit.name, visit.obj))
     return made

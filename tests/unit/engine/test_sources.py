@@ -16,6 +16,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt.engine.adapter import TensorSource
+from ckptfmt.engine.dispatch import array_source
 from ckptfmt.engine.plan import SaveOptions, plan_save
 from ckptfmt.engine.sources import Sources, are_plain, is_plain
 from ckptfmt.engine.tree import FlatTree, flatten
@@ -78,6 +79,23 @@ def test_a_source_is_made_of_a_plain_array_when_it_is_asked_for() -> None:
     assert sources[0].fetch() is array
     assert sources[0].identity == id(array)
     assert sources[:1].items == [array]
+    assert sources.others() == [(1, lazy)]
+    assert sources.far() == set()
+
+
+def test_a_save_makes_no_source_of_a_plain_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def counting(array: Any) -> TensorSource:
+        made.append(array)
+        return array_source(array)
+
+    monkeypatch.setattr("ckptfmt.engine.sources.array_source", counting)
+    tree = {f"layer.{i}": np.full(8, i, np.float32) for i in range(500)}
+    ckptfmt.save(tree, tmp_path, step=1)
+    assert len(made) < 10
 
 
 def as_sources(tree: Any) -> FlatTree:
