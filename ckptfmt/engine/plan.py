@@ -92,6 +92,25 @@ def dtype_of_source(source: TensorSource) -> Dtype:
 _named = lru_cache(maxsize=None)(dtype_named)
 
 
+def packed_bytes(source: TensorSource, name: str) -> memoryview:
+    """The packed bytes of a tensor, a view of its own memory where that has them.
+
+    Raises:
+        UsageError: kind `usage-memory`: there is no memory for the copy that it needs.
+    """
+    try:
+        return pack_array(source.fetch())
+    except MemoryError as error:
+        raise UsageError(
+            "no memory for a copy of this tensor",
+            reason="memory",
+            where=repr(name),
+            found=f"{source.dtype} of shape {source.shape}",
+            do="save what it is made of (a broadcast view is as large as its shape says), "
+            "or a contiguous tensor, which needs no copy",
+        ) from error
+
+
 def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     """Cut every tensor into one region and its chunks; no tensor's bytes are touched (strings
     excepted).
@@ -104,7 +123,9 @@ def plan_save(flat: FlatTree, options: SaveOptions) -> SavePlan:
     table, rows = _dtype_rows(sources)
     ndims, dims, numel = _shape_columns(sources)
     variable = np.array([d.is_variable for d in table], bool)[rows] & (numel > 0)
-    payloads = {row: pack_array(sources[row].fetch()) for row in np.flatnonzero(variable).tolist()}
+    payloads = {
+        row: packed_bytes(sources[row], names[row]) for row in np.flatnonzero(variable).tolist()
+    }
     packed = PackedNames.of(flat.names)
     structure = Structure(
         names=bytes(packed.packed),

@@ -28,7 +28,7 @@ from ckptfmt.engine.fingerprint import (
     sample_boxes,
 )
 from ckptfmt.engine.pipeline import Pipeline as Threads
-from ckptfmt.engine.plan import SavePlan
+from ckptfmt.engine.plan import SavePlan, packed_bytes
 from ckptfmt.errors import ConflictError
 from ckptfmt.format import (
     ALIGN_NBYTES,
@@ -37,7 +37,6 @@ from ckptfmt.format import (
     HEAD_NBYTES,
     SMALL_TENSOR_NBYTES,
     digest,
-    pack_array,
 )
 
 if TYPE_CHECKING:
@@ -60,8 +59,9 @@ def stage_tensor(
         payload: Bytes that are packed or staged already.
     Raises:
         ConflictError: kind `conflict-stale-plan`: the tensor changed its size since it was planned.
+        UsageError: There is no memory for its packed bytes.
     """
-    data = pack_array(source.fetch()) if payload is None else payload
+    data = packed_bytes(source, name) if payload is None else payload
     if len(data) != nbytes:
         raise ConflictError(
             "tensor changed while it was saved",

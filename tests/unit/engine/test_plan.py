@@ -11,7 +11,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt.engine.adapter import TensorSource
-from ckptfmt.engine.plan import SaveOptions, plan_runs, plan_save
+from ckptfmt.engine.plan import SaveOptions, packed_bytes, plan_runs, plan_save
 from ckptfmt.engine.stage import stage_tensor
 from ckptfmt.engine.tree import flatten
 from ckptfmt.format import PlacementSection
@@ -121,6 +121,25 @@ def test_a_plan_touches_no_bytes_of_a_tensor() -> None:
     tree = planned({"huge": huge}, chunk_nbytes=1 << 30)
     assert int(tree.tensor_nbytes[0]) == 1 << 45
     assert len(tree.chunk_raw) == 1 << 15
+
+
+def test_no_memory_for_a_copy_is_a_usage_error_that_names_the_leaf(tmp_path: Path) -> None:
+    """No address space has 2^48 bytes; a list of strings may be too long as well."""
+    huge = np.broadcast_to(np.zeros(1, np.uint8), (1 << 48,))
+    told = r"no memory .*'a/huge'.*uint8 of shape"
+    with pytest.raises(ckptfmt.UsageError, match=told):
+        ckptfmt.save({"a": {"huge": huge}}, tmp_path, chunk_nbytes=1 << 30)
+    future = ckptfmt.save_async({"a": {"huge": huge}}, tmp_path, chunk_nbytes=1 << 30)
+    with pytest.raises(ckptfmt.UsageError, match=told):
+        future.result()
+    assert ckptfmt.Store(tmp_path).names() == []
+
+    def fetch() -> Any:
+        raise MemoryError
+
+    source = TensorSource("string", (3,), fetch)
+    with pytest.raises(ckptfmt.UsageError, match=r"no memory .*'s'"):
+        packed_bytes(source, "s")
 
 
 def test_an_index_that_would_be_too_large_is_refused_before_staging() -> None:
