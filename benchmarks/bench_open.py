@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ class Open:
         made: dict[str, Callable[[], object]] = {}
         for count in self.counts:
             kept = stored.kept(folder).with_name(f"kept-{count}")
-            made[f"prepare {count}"] = lambda kept=kept, count=count: self.store(kept, count)
-            made[f"open {count}"] = lambda kept=kept, count=count: self.open(kept, count)
+            made[f"prepare {count}"] = partial(self.store, kept, count)
+            made[f"open {count}"] = partial(self.open, kept, count)
         return made
 
     def store(self, kept: Path, count: int) -> None:

@@ -89,7 +89,7 @@ def asked_nbytes(kept: Path) -> int:
 
     inner.get = counting  # type: ignore[method-assign]
     store.backend = inner
-    store.open("bench")["part"].read()  # type: ignore[union-attr]
+    store.open("bench")["part"].read()
     return sum(counted)
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ class Start:
     def operations(self, folder: Path) -> dict[str, Callable[[], object]]:
         made: dict[str, Callable[[], object]] = {"prepare store": lambda: store(folder / "store")}
         for title, arguments in commands(folder / "store").items():
-            made[f"prepare {title}"] = lambda: self.numpy()
-            made[title] = lambda arguments=arguments: self.run(arguments)
+            made[f"prepare {title}"] = self.numpy
+            made[title] = partial(self.run, arguments)
         return made
 
     def numpy(self) -> None:

@@ -7,7 +7,7 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,7 +34,7 @@ def warm_up(peer: ModuleType) -> None:
             peer.restore(own, place)
 
 
-def factories(make: Callable[..., Any], names: list[str]) -> dict[str, Any]:
+def factories(make: Callable[..., Any], names: Sequence[str]) -> dict[str, Any]:
     """Peer name -> what makes its trial from options."""
     return {name: functools.partial(make, name) for name in names}
 

@@ -28,13 +28,15 @@ def begin(own: Mapping[str, Any], folder: Path) -> Callable[[], object]:
 def load(folder: Path) -> Mapping[str, Any]:
     import ckptfmt
 
-    return ckptfmt.load(folder, at="bench", mode="auto")
+    found: Mapping[str, Any] = ckptfmt.load(folder, at="bench", mode="auto")
+    return found
 
 
 def map(folder: Path, *, verify: bool = True) -> Mapping[str, Any]:
     import ckptfmt
 
-    return ckptfmt.load(folder, at="bench", mode="mmap", verify=verify)
+    found: Mapping[str, Any] = ckptfmt.load(folder, at="bench", mode="mmap", verify=verify)
+    return found
 
 
 def restore(own: Mapping[str, Any], folder: Path) -> None:
