@@ -51,7 +51,8 @@ class Start:
     def operations(self, folder: Path) -> dict[str, Callable[[], object]]:
         made: dict[str, Callable[[], object]] = {"prepare store": lambda: store(folder / "store")}
         for title, arguments in commands(folder / "store").items():
-            made[f"prepare {title}"] = self.numpy
+            if self.name == report.US:
+                made[f"prepare {title}"] = self.numpy
             made[title] = partial(self.run, arguments)
         return made
 
@@ -115,9 +116,9 @@ def main() -> None:
     arguments, _ = report.arguments("How long does a command take to start?", gb=None)
     with report.workplace(arguments.dir) as folder:
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
-        made = rounds.measure(
-            __file__, report.chosen(PEERS, arguments), folder, {}, arguments.rounds
-        )
+        chosen = report.chosen(PEERS, arguments)
+        warm = not arguments.small
+        made = rounds.measure(__file__, chosen, folder, {}, arguments.rounds, warm=warm)
     report.finish("commands on a small store", made, 100_000, arguments, {})
 
 
