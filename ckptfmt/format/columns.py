@@ -260,8 +260,8 @@ BLOCK_ROWS = 1 << 16
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """All rows in blocks whose columns stay in the cache: with whole columns, half of the time goes
-    to the system for the memory of intermediate ones."""
+    """All rows in blocks whose intermediate columns stay in the cache: with whole columns an index
+    of a million tensors took 61 ms instead of 47, for the first touch of their memory."""
     for begin in range(0, count, BLOCK_ROWS):
         yield slice(begin, min(begin + BLOCK_ROWS, count))
 
