@@ -201,6 +201,9 @@ class Comparison(Protocol):
     def surplus(self, name: str) -> None:
         """Something is stored that the target has no place for, and it has no leaf of its own."""
 
+    def take(self, name: str) -> None:
+        """What is stored at and below a name has been told of: it is no longer unexpected."""
+
     def missing(self, name: str) -> None: ...
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
         """`what`: "shape", "dtype" or "kind". It always raises, strict or not."""

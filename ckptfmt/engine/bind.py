@@ -110,6 +110,9 @@ class Comparison:
         self.sources[name] = leaf.name
         return True
 
+    def take(self, name: str) -> None:
+        self._taken.update(self.stored(name))
+
     def take_empty(self, name: str) -> None:
         """An object without state (an activation, a loss) is stored as an empty dict: it matches."""
         leaf = self._leaves.get(name)

@@ -53,7 +53,7 @@ class CompositeTarget:
             comparison.missing(self.name)
             return
         if not self._facts_fit(comparison):
-            comparison.value(self.name)  # taken, and told already
+            comparison.take(self.name)
             return
         for part, item in self._parts.items.items():
             at = self._at(part)
@@ -75,7 +75,8 @@ class CompositeTarget:
     def _facts_fit(self, comparison: Comparison) -> bool:
         own = {"kind": self._parts.kind, **self._parts.facts}
         found = self._facts
-        if own["kind"] != found.get("kind") or own.get("class") != found.get("class"):
+        quantized_as = own["kind"] == "quantized" and "dtype"
+        if any(own.get(key) != found.get(key) for key in ("kind", "class", quantized_as)):
             leaf = self._stored.get(self.name)
             text = f"tensor {leaf.dtype} {list(leaf.shape)}" if leaf is not None else ""
             if found:
@@ -86,10 +87,9 @@ class CompositeTarget:
             return False
         for key in _FIXED:
             if own.get(key) != found.get(key):
-                what = {"dtype": "dtype", "size": "shape"}.get(key, "kind")
-                texts = (str(own.get(key)), str(found.get(key)))
-                prefix = "" if what != "kind" else f"{key} "
-                comparison.mismatch(self.name, prefix + texts[0], prefix + texts[1], what=what)
+                what, prefix = ("shape", "") if key == "size" else ("kind", f"{key} ")
+                texts = (f"{prefix}{own.get(key)}", f"{prefix}{found.get(key)}")
+                comparison.mismatch(self.name, *texts, what=what)
                 return False
         shape = self._parts.items.get("shape")
         leaf = self._stored.get(self._at("shape"))

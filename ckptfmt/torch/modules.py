@@ -146,7 +146,7 @@ class ModuleTarget:
                 continue
             if entry.identity is not None:
                 written.add(entry.identity)
-            value = staged_tensor(staged, entry.name, self._attributes(entry))
+            value = staged_tensor(staged, entry.name, self._attributes(entry), entry.tensor)
             overwrite = Overwrite(entry.tensor)
             self._overwrites.append(overwrite)
             overwrite.apply(value, keep=staged.undoable)

@@ -33,7 +33,7 @@ class TensorTarget:
 
     def bind(self, staged: Staged) -> None:
         if self.name in staged:
-            value = staged_tensor(staged, self.name, self._attributes)
+            value = staged_tensor(staged, self.name, self._attributes, self._overwrite.tensor)
             self._overwrite.apply(value, keep=staged.undoable)
 
     def undo(self) -> None:

@@ -304,6 +304,11 @@ def host_copy(tensor: Any) -> Any:
     return raw.clone() if tensor.device.type == "cpu" else raw.cpu()
 
 
+_ADOPTED_NBYTES_MIN = 64 << 10
+"""What is smaller is copied: torch cannot resize memory that it is lent, as observers resize their
+buffers, and a small tensor would keep the whole buffer that it was read in."""
+
+
 class Overwrite:
     """Gives a tensor new values and, if asked, its old ones back, bit for bit.
 
@@ -318,6 +323,8 @@ class Overwrite:
 
     def apply(self, value: Any, *, keep: bool = True) -> None:
         """`value` has the tensor's shape; another dtype is converted by value.
+
+        A large meta tensor takes the value's own memory, if the elements lie there as it wants them.
 
         Args:
             keep: Keep the old values for `undo`: as much host memory again.
@@ -339,10 +346,12 @@ class Overwrite:
 
     def _materialize(self, value: Any) -> None:
         meta = self.tensor
-        like = bits(meta)
-        fresh = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="cpu")
-        fresh.copy_(bits(value))
-        fresh = fresh.view(meta.dtype)
+        fresh = value.detach()
+        if fresh.stride() != meta.stride() or fresh.nbytes < _ADOPTED_NBYTES_MIN:
+            like = bits(meta)
+            fresh = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="cpu")
+            fresh.copy_(bits(value))
+            fresh = fresh.view(meta.dtype)
         if isinstance(meta, torch.nn.Parameter):
             fresh = torch.nn.Parameter(fresh, requires_grad=meta.requires_grad)
         elif meta.requires_grad:
@@ -389,16 +398,14 @@ def ask(
     if facts is not None:
         found = text_of_facts(facts) + cure_of(facts)
         comparison.mismatch(name, f"tensor {carried.stored} {list(stored_shape(tensor))}", found)
-        comparison.value(name, source=source)  # taken, and told already
+        comparison.take(source or name)
         return False
     own = leaf.attributes.get(ATTRIBUTE) if leaf is not None else None
     expected = carried.attributes.get(ATTRIBUTE)
     if leaf is not None and leaf.dtype and own != expected:
+        # Not "dtype": no cast settles it.
         comparison.mismatch(
-            name,
-            str(expected or carried.stored),
-            str(own or leaf.dtype),
-            what="dtype",
+            name, f"dtype {expected or carried.stored}", f"dtype {own or leaf.dtype}"
         )
         return False
     return comparison.tensor(name, carried.stored, stored_shape(tensor), source=source, rule=rule)
@@ -409,6 +416,12 @@ def _dtype_only(attributes: Mapping[str, object]) -> dict[str, object]:
     return {k: v for k, v in attributes.items() if k == ATTRIBUTE}
 
 
-def staged_tensor(staged: Staged, name: str, attributes: Mapping[str, object]) -> Any:
-    """The staged values of one asked name as a CPU tensor in C order."""
-    return from_array(staged[name], _dtype_only(attributes), name)
+def staged_tensor(
+    staged: Staged, name: str, attributes: Mapping[str, object], tensor: Any = None
+) -> Any:
+    """The staged values of one asked name as a CPU tensor in C order.
+
+    A meta `tensor` will keep them, so that the state is in memory once; others copy.
+    """
+    array = staged.own(name) if tensor is not None and tensor.is_meta else staged[name]
+    return from_array(array, _dtype_only(attributes), name)

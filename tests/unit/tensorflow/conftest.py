@@ -84,6 +84,9 @@ class Answers:
     def leave(self, name: str) -> None:
         raise NotImplementedError
 
+    def take(self, name: str) -> None:
+        """It keeps no list of what is unexpected."""
+
     def missing(self, name: str) -> None:
         self.problems.append(f"missing {name}")
 
