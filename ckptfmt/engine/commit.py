@@ -63,7 +63,7 @@ class Packable(Protocol):
 
 
 def sync_files(backend: Backend, files: Mapping[str, int]) -> None:
-    """Make data files that were there before (or came from other ranks) durable, and `data/` (I1)."""
+    """Make every file referred to durable, reused ones too, and `data/` (I1)."""
     backend.sync([*(Key(f"data/{file}") for file in files), Key("data/")])
 
 

@@ -66,9 +66,9 @@ def write_data(
         sections = placed.finish(files.ids, {**usable.files, **files.done}, plan.tree.chunk_digests)
         written = Written(*sections, sum(files.done.values()))
         if request.options.durable:
-            # Those of this save were synced when they were finished.
-            reused = {file: n for file, n in written.sizes().items() if file not in files.done}
-            sync_files(backend, reused)
+            # Its own new files too, which are clean: a save that is not durable may have put the
+            # same bytes in their place since.
+            sync_files(backend, written.sizes())
         bad = unusable(backend, written.sizes())
         if not bad:
             for file in damaged & files.done.keys():  # written anew: healed
