@@ -109,16 +109,14 @@ class Stall:
         waiter.join()
         durable_s = time.perf_counter() - begin
         after = self.alone(work)
-        made = rounds.Numbers(
+        return rounds.Numbers(
             speed=2 * during.speed / (before.speed + after.speed),
             durable_s=durable_s,
             of_durable=durable_s / self.durable_s,
+            cpu_speed=2 * during.cpu_speed / (before.cpu_speed + after.cpu_speed),
+            runqueue=during.queued_s / during.seconds,
+            blocked=1 - (during.ran_s + during.queued_s) / during.seconds,
         )
-        if during.ran_s:
-            made["cpu_speed"] = 2 * during.cpu_speed / (before.cpu_speed + after.cpu_speed)
-            made["runqueue"] = during.queued_s / during.seconds
-            made["blocked"] = 1 - (during.ran_s + during.queued_s) / during.seconds
-        return made
 
     def check(self, result: object) -> None:
         assert isinstance(result, rounds.Numbers) or self.name == "limit"
@@ -135,11 +133,11 @@ def _loop(work: Callable[[], object], until: Callable[[], bool]) -> Loop:
 
 
 def _thread_times() -> tuple[float, float]:
-    """Seconds that this thread has run and has waited for a core; zeros where nobody counts them."""
+    """Seconds that this thread has run and has waited for a core, which only Linux tells."""
     try:
         text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
     except OSError:
-        return 0.0, 0.0
+        return time.thread_time(), 0.0
     ran, queued, _ = text.split()
     return int(ran) / 1e9, int(queued) / 1e9
 

@@ -20,7 +20,10 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
         {"cold load", "cold map", "warm load", "warm map", "warm map unchecked"},
         set(),
     ),
-    "stall": ({"first stall", "stall", "durable", "matmul", "python"}, {"speed", "durable_s"}),
+    "stall": (
+        {"first stall", "stall", "durable", "matmul", "python"},
+        {"speed", "durable_s", "of_durable", "cpu_speed", "runqueue", "blocked"},
+    ),
     "incremental": (
         {"full save", "unchanged save", "rows save"},
         {"written_nbytes", "scanned_gb_s", "of_full_save"},
