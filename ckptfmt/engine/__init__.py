@@ -25,11 +25,13 @@ _HOMES = {
     "CopyRequest": "copy",
     "FileGroup": "file_group",
     "Fill": "fill",
+    "FlatTree": "tree",
     "MatchBy": "adapter",
     "Matcher": "select",
     "Memory": "adapter",
     "ObjectKind": "adapter",
     "Part": "adapter",
+    "PartsTicket": "parts",
     "PerRank": "ranks",
     "Repeating": "background",
     "RestoreRequest": "restore",
@@ -43,21 +45,31 @@ _HOMES = {
     "StoredTensor": "open",
     "Target": "adapter",
     "TensorSource": "adapter",
+    "abort_parts": "parts",
+    "aligned_buffer": "arena",
     "annotate": "notes",
+    "begin_parts": "parts",
+    "build_tree": "leaves",
     "check_metadata": "notes",
     "check_metrics": "notes",
+    "commit_parts": "parts",
+    "container_row": "tree",
+    "copy_arrays": "stage",
     "copy_checkpoints": "copy",
     "copy_state": "own_tensors",
     "fill_boxes": "fill",
     "flatten": "tree",
+    "follow": "background",
     "list_checkpoints": "catalog",
     "load_like": "restore",
     "load_tree": "load",
     "named_leaves": "walk",
     "nearest": "select",
     "newest_readable": "catalog",
+    "parse_leaf_value": "leaves",
     "parse_where": "where",
     "per_rank": "ranks",
+    "plan_part": "parts",
     "register_type": "registered",
     "remember": "lineage",
     "restore_tree": "restore",
@@ -65,9 +77,10 @@ _HOMES = {
     "save_tree": "save",
     "select_positions": "select",
     "settle": "background",
+    "settle_call": "call",
     "source_of": "restore",
-    "unflatten": "tree",
     "whole_number": "where",
+    "write_part": "parts",
 }
 
 __all__ = [
@@ -83,11 +96,13 @@ __all__ = [
     "CopyRequest",
     "FileGroup",
     "Fill",
+    "FlatTree",
     "MatchBy",
     "Matcher",
     "Memory",
     "ObjectKind",
     "Part",
+    "PartsTicket",
     "PerRank",
     "Repeating",
     "RestoreRequest",
@@ -101,22 +116,32 @@ __all__ = [
     "StoredTensor",
     "Target",
     "TensorSource",
+    "abort_parts",
+    "aligned_buffer",
     "annotate",
     "api",
+    "begin_parts",
+    "build_tree",
     "check_metadata",
     "check_metrics",
+    "commit_parts",
+    "container_row",
+    "copy_arrays",
     "copy_checkpoints",
     "copy_state",
     "fill_boxes",
     "flatten",
+    "follow",
     "list_checkpoints",
     "load_like",
     "load_tree",
     "named_leaves",
     "nearest",
     "newest_readable",
+    "parse_leaf_value",
     "parse_where",
     "per_rank",
+    "plan_part",
     "register_type",
     "remember",
     "restore_tree",
@@ -124,9 +149,10 @@ __all__ = [
     "save_tree",
     "select_positions",
     "settle",
+    "settle_call",
     "source_of",
-    "unflatten",
     "whole_number",
+    "write_part",
 ]
 
 
@@ -155,10 +181,13 @@ if TYPE_CHECKING:
     from ckptfmt.engine.adapter import StoredLeaf as StoredLeaf
     from ckptfmt.engine.adapter import Target as Target
     from ckptfmt.engine.adapter import TensorSource as TensorSource
+    from ckptfmt.engine.arena import aligned_buffer as aligned_buffer
     from ckptfmt.engine.background import Repeating as Repeating
     from ckptfmt.engine.background import SaveFuture as SaveFuture
+    from ckptfmt.engine.background import follow as follow
     from ckptfmt.engine.background import save_in_background as save_in_background
     from ckptfmt.engine.background import settle as settle
+    from ckptfmt.engine.call import settle_call as settle_call
     from ckptfmt.engine.catalog import list_checkpoints as list_checkpoints
     from ckptfmt.engine.catalog import newest_readable as newest_readable
     from ckptfmt.engine.copy import CopyRequest as CopyRequest
@@ -166,6 +195,8 @@ if TYPE_CHECKING:
     from ckptfmt.engine.file_group import FileGroup as FileGroup
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
+    from ckptfmt.engine.leaves import build_tree as build_tree
+    from ckptfmt.engine.leaves import parse_leaf_value as parse_leaf_value
     from ckptfmt.engine.lineage import remember as remember
     from ckptfmt.engine.load import load_tree as load_tree
     from ckptfmt.engine.notes import annotate as annotate
@@ -174,6 +205,12 @@ if TYPE_CHECKING:
     from ckptfmt.engine.open import Checkpoint as Checkpoint
     from ckptfmt.engine.open import StoredTensor as StoredTensor
     from ckptfmt.engine.own_tensors import copy_state as copy_state
+    from ckptfmt.engine.parts import PartsTicket as PartsTicket
+    from ckptfmt.engine.parts import abort_parts as abort_parts
+    from ckptfmt.engine.parts import begin_parts as begin_parts
+    from ckptfmt.engine.parts import commit_parts as commit_parts
+    from ckptfmt.engine.parts import plan_part as plan_part
+    from ckptfmt.engine.parts import write_part as write_part
     from ckptfmt.engine.plan import SaveOptions as SaveOptions
     from ckptfmt.engine.ranks import PerRank as PerRank
     from ckptfmt.engine.ranks import per_rank as per_rank
@@ -188,10 +225,12 @@ if TYPE_CHECKING:
     from ckptfmt.engine.select import nearest as nearest
     from ckptfmt.engine.select import select_positions as select_positions
     from ckptfmt.engine.sharded import Sharded as Sharded
+    from ckptfmt.engine.stage import copy_arrays as copy_arrays
     from ckptfmt.engine.store import Store as Store
     from ckptfmt.engine.tree import FRAMEWORK as FRAMEWORK
+    from ckptfmt.engine.tree import FlatTree as FlatTree
+    from ckptfmt.engine.tree import container_row as container_row
     from ckptfmt.engine.tree import flatten as flatten
-    from ckptfmt.engine.tree import unflatten as unflatten
     from ckptfmt.engine.walk import named_leaves as named_leaves
     from ckptfmt.engine.where import parse_where as parse_where
     from ckptfmt.engine.where import whole_number as whole_number

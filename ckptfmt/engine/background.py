@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from ckptfmt import config
 from ckptfmt.engine.arena import Arena
@@ -317,6 +317,34 @@ class Repeating:
             self._thread.join(timeout_s)
             return not self._thread.is_alive()
         return True
+
+
+def follow(
+    url: str,
+    name: str,
+    task: concurrent.futures.Future[Any],
+    outcome: Callable[[], CheckpointInfo],
+) -> SaveFuture:
+    """A save that somebody else's thread carries out, as a future of ours; it cannot be cancelled.
+
+    Args:
+        outcome: What was committed, or the error; called when `task` is done.
+    """
+    future = SaveFuture(name)
+    future._control.before_commit()
+    future.staged = True
+
+    def done(_: object) -> None:
+        try:
+            info = outcome()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(info)
+
+    _add(url, future)
+    task.add_done_callback(done)
+    return future
 
 
 def _report_at_exit() -> None:

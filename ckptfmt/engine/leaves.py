@@ -57,6 +57,13 @@ def nest(
     return unflatten(names, leaves, containers_of(index), partial=partial, makers=makers)
 
 
+def build_tree(
+    names: Sequence[str], leaves: Sequence[object], containers: Sequence[tuple[str, str, bytes]]
+) -> Any:
+    """The tree of leaves that another process flattened; `containers` as in a `FlatTree`."""
+    return unflatten(names, leaves, {name: (kind, data) for name, kind, data in containers})
+
+
 def attributes_by_row(
     table: Mapping[str, Attribute], names: Sequence[str]
 ) -> dict[int, dict[str, Any]]:

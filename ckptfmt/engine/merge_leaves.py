@@ -144,9 +144,9 @@ def _disagree(what: str, leaves: Leaves, leaf: int, rank: int, reason: str = "ra
 
 def _merge_names(trees: Sequence[TreeSection]) -> tuple[list[str], list[str] | None]:
     """The leaves' names in depth-first order, and the inner nodes' likewise if they were needed."""
-    first = trees[0].leaf_names
-    if all(tree.leaf_names == first for tree in trees[1:]):
-        return first, None
+    held = [tree.leaf_names for tree in trees if len(tree.leaf_names)] or [trees[0].leaf_names]
+    if all(names == held[0] for names in held[1:]):
+        return held[0], None
     root: dict[str, object] = {}
     for name in dict.fromkeys(chain.from_iterable(tree.leaf_names for tree in trees)):
         parts = split_name(name)

@@ -81,18 +81,21 @@ def plan_pieces(flat: FlatTree, options: SaveOptions) -> Pieces:
                 sources.append(part.source)
                 origins.append(part.origin)
         else:  # none of it is here: its dtype and shape are told all the same
-            sources.append(TensorSource(source.dtype, none, partial(np.zeros, none)))
+            sources.append(TensorSource(source.dtype, (0,), partial(np.zeros, 0)))
             origins.append(none)
         tensor_of += [row] * (len(sources) - first[-1])
     plan = plan_save(_expanded(flat, sources, first, tensor_of), options)
     tree = plan.tree
+    ndims = np.fromiter((len(shapes[row]) for row in tensor_of), np.uint8, len(tensor_of))
     whole = (d for row in tensor_of for d in shapes[row])
-    dims = np.fromiter(whole, np.uint64, len(tree.tensor_dims))
+    dims = np.fromiter(whole, np.uint64, int(ndims.sum()))
+    # From here on a tensor of which none is here has its own axes, a 0-d one none.
+    tree = replace(tree, tensor_ndims=ndims, tensor_dims=dims)
     flat_origins = np.array([o for origin in origins for o in origin], np.uint64)
     owners = tree.region_tensors.astype(np.int64)
     at = ragged(tree.dims_starts[owners], tree.tensor_ndims[owners])
     moved = tree.region_origins + flat_origins[at] if len(at) else tree.region_origins
-    plan = replace(plan, tree=replace(tree, tensor_dims=dims, region_origins=moved))
+    plan = replace(plan, tree=replace(tree, region_origins=moved))
     rows = np.array(flat.rows, np.int64)
     return Pieces(plan, np.array(tensor_of, np.int64), np.array(first, np.int64), rows, len(rows))
 

@@ -9,7 +9,7 @@ those of the host, into pinned memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -244,6 +244,19 @@ def _copy_near(
                 chunk = digest(data[: first_chunk_nbytes(plan, tensor)], plan.options.digest)
         threads.drain()
     return samples, chunk
+
+
+def copy_arrays(pairs: Iterable[tuple[Bytes, Bytes]]) -> None:
+    """(target, source) of bytes in host memory, copied by as many threads as memory has use for."""
+    with Threads(COPY_THREADS) as threads:
+        for target, source in pairs:
+            if len(target) < STRIDE_NBYTES:
+                target[:] = source
+                continue
+            for start in range(0, len(target), SLICE_NBYTES):
+                stop = min(start + SLICE_NBYTES, len(target))
+                threads.submit(_Copy(target[start:stop], source[start:stop]), 0)
+        threads.drain()
 
 
 class _Copy:

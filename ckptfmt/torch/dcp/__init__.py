@@ -9,5 +9,7 @@ from __future__ import annotations
 
 from ckptfmt.torch.dcp.loading import load
 from ckptfmt.torch.dcp.reader import CkptfmtReader
+from ckptfmt.torch.dcp.saving import async_save, save
+from ckptfmt.torch.dcp.writer import CkptfmtWriter
 
-__all__ = ["CkptfmtReader", "load"]
+__all__ = ["CkptfmtReader", "CkptfmtWriter", "async_save", "load", "save"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
@@ -17,6 +17,19 @@ Group: TypeAlias = "dist.ProcessGroup | None"
 
 def is_alone() -> bool:
     return not (dist.is_available() and dist.is_initialized())
+
+
+_background: list[tuple[Any, Any]] = []
+"""(the default group, ours beside it)."""
+
+
+def background_group() -> Group:
+    """All ranks, for talk in a thread: two threads that use one group mix up what they send."""
+    if is_alone():
+        return None
+    if not _background or _background[0][0] is not dist.group.WORLD:
+        _background[:] = [(dist.group.WORLD, dist.new_group(backend="gloo"))]
+    return _background[0][1]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ckptfmt import config
-from ckptfmt.engine import api, remember
+from ckptfmt.engine import api, parse_where, remember
 from ckptfmt.errors import CheckpointError, PartialRestoreError
 from ckptfmt.format import escape_key
 from ckptfmt.reports import RestoreReport
@@ -56,7 +56,8 @@ def load(
         CorruptError: Bytes are damaged, on whichever rank; nothing was touched on any.
         PartialRestoreError: Only over the staging budget, or if an object refuses its state.
     """
-    reader = _StagedReader(path, at=_agreed(path, step, at, process_group))
+    store, _ = parse_where(path)
+    reader = _StagedReader(store, at=_agreed(path, step, at, process_group))
     planner = StrictLoadPlanner() if planner is None else planner
     objects = {key: item for key, item in state_dict.items() if isinstance(item, Stateful)}
     plain = {key: item.state_dict() if key in objects else item for key, item in state_dict.items()}

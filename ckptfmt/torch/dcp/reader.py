@@ -59,6 +59,7 @@ class CkptfmtReader(StorageReader):  # type: ignore[misc]
     def __init__(self, path: Where, *, step: int | None = None, at: At | None = None) -> None:
         self.checkpoint_id: Where = path
         self._step, self._at = step, at
+        self._is_own = False
         self._opened: _Opened | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,7 +105,8 @@ class CkptfmtReader(StorageReader):  # type: ignore[misc]
         With `rank=`: of the checkpoint that this rank saved for itself, without collectives.
         """
         rank = kwargs.get("rank")
-        if rank is not None:
+        self._is_own = rank is not None
+        if self._is_own:
             self._opened = None
         opened = self._open(rank)
         return Metadata(
@@ -120,7 +122,8 @@ class CkptfmtReader(StorageReader):  # type: ignore[misc]
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         info = self.checkpoint.info
-        return dataclasses.replace(plan, storage_data=(info.name, info.generation, info.digest))
+        which = None if self._is_own else (info.name, info.generation, info.digest)
+        return dataclasses.replace(plan, storage_data=which)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """ConflictError if a rank opened another checkpoint: one was committed in between."""

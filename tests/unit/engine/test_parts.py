@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.engine import TensorSource, flatten
+from ckptfmt.engine import FlatTree, TensorSource, flatten
 from ckptfmt.engine.parts import (
     PartsTicket,
     abort_parts,
@@ -431,3 +431,30 @@ def test_a_sharded_leaf_needs_a_group(store: ckptfmt.Store) -> None:
     with pytest.raises(ckptfmt.UsageError, match=r"a part of the tensor only: 'a/w'.*pass group="):
         ckptfmt.save({"a": {"w": rows(random(4), 0, 2)}}, store)
     assert store.names() == []
+
+
+def test_a_rank_names_tensors_of_which_it_has_nothing(tmp_path: Path) -> None:
+    """Also those without axes: a part of nothing is no element."""
+    store = ckptfmt.Store(tmp_path / "s")
+    ticket = begin(store)
+
+    def stub(dtype: str, *shape: int) -> TensorSource:
+        return TensorSource(dtype, shape, lambda: np.zeros(0), parts=())
+
+    here = {"a": np.array(1, "f4"), "b": np.ones((2, 3)), "s": np.array(["x"], object)}
+    names = {"s": stub("string", 1), "b": stub("float64", 2, 3), "a": stub("float32"), "v": 1}
+    commit_parts(store.backend, ticket, write(store, ticket, [names, here], shared=False))
+    loaded = ckptfmt.load(tmp_path / "s")
+    assert list(loaded) == ["s", "b", "a", "v"]
+    assert (loaded["a"][()], loaded["v"], loaded["s"].tolist()) == (1, 1, ["x"])
+    assert loaded["b"].all()
+
+
+def test_a_rank_without_a_leaf_is_no_tree_of_its_own(tmp_path: Path) -> None:
+    store = ckptfmt.Store(tmp_path / "s")
+    ticket = begin(store)
+    parts = [
+        plan_part(flat, ticket, rank, 2) for rank, flat in enumerate((flatten({}), FlatTree()))
+    ]
+    commit_parts(store.backend, ticket, [write_part(store.backend, part) for part in parts])
+    assert ckptfmt.load(tmp_path / "s") == {}

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+import ckptfmt
 
 
 class Net(nn.Module):
@@ -80,3 +88,74 @@ def train_step() -> Callable[..., float]:
 @pytest.fixture(scope="session")
 def frozen() -> Callable[[Any], Any]:
     return _frozen
+
+
+class Ranks:
+    """Processes that form a gloo group for each job; started when the first test needs them."""
+
+    def __init__(self) -> None:
+        self._children: list[subprocess.Popen[str]] = []
+        self._jobs = 0
+
+    def _start(self, count: int) -> None:
+        script = str(Path(__file__).with_name("gloo_worker.py"))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(ckptfmt.__file__).parents[1]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        while len(self._children) < count:
+            command = [sys.executable, script, str(len(self._children))]
+            self._children.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
+            )
+
+    def answers(self, jobs: Path, job: str, world: int, **arguments: Any) -> list[dict[str, Any]]:
+        """What each rank answered: `result`, or `error`, `text` and `notes`."""
+        self._start(world)
+        self._jobs += 1
+        with tempfile.TemporaryDirectory() as folder:
+            order = {
+                "file": str(jobs),
+                "job": job,
+                "world": world,
+                "meet": f"{folder}/{self._jobs}",
+                "arguments": arguments,
+            }
+            for child in self._children[:world]:
+                assert child.stdin is not None
+                print(json.dumps(order), file=child.stdin, flush=True)
+            made = []
+            for rank, child in enumerate(self._children[:world]):
+                assert child.stdout is not None
+                line = child.stdout.readline()
+                assert line, f"rank {rank} died in {job}"
+                made.append(json.loads(line))
+        return made
+
+    def run(self, jobs: Path, job: str, world: int, **arguments: Any) -> list[Any]:
+        """What each rank returned; no rank may fail."""
+        made = self.answers(jobs, job, world, **arguments)
+        for rank, one in enumerate(made):
+            assert "error" not in one, f"rank {rank}:\n{one['trace']}"
+        return [one["result"] for one in made]
+
+    def close(self) -> None:
+        for child in self._children:
+            with child:
+                child.kill()  # a rank that another left alone may wait for it
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Several ranks, as in a launch by torchrun."""
+    made = Ranks()
+    yield made
+    made.close()
