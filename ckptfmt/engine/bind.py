@@ -60,6 +60,8 @@ class Comparison:
         """Names of one target's tensor, and two stored tensors that may or may not be equal."""
         self.moves: dict[str, str] = {}
         """Stored container -> where its leaves go in the target."""
+        self.strangers: dict[str, Mismatch] = {}
+        """Objects of which no name matches, though something is stored under their own."""
         self._surplus: dict[str, None] = {}
 
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
@@ -184,6 +186,23 @@ class Comparison:
 
     def leaf(self, stored: str) -> StoredLeaf:
         return self._leaves[stored]
+
+    def answered(self) -> int:
+        """How much has been decided, other than by being missing."""
+        return (
+            len(self.sources)
+            + len(self.subtrees)
+            + len(self.pending_names)
+            + sum(len(found) for found in self.mismatches.values())
+        )
+
+    def found_nothing(self, name: str, missing: int) -> None:
+        """An object of which all names are missing; no exception helps if others are stored."""
+        others = len(self.stored(name))
+        if others:
+            self.strangers[name] = Mismatch(
+                name, f"{missing} names", f"{others} others, of which none matches"
+            )
 
     def unexpected(self) -> list[str]:
         """Stored names that no target asked for."""

@@ -11,7 +11,7 @@ from ckptfmt.engine.bind import Comparison
 from ckptfmt.engine.select import Matcher
 from ckptfmt.engine.source import Source
 from ckptfmt.errors import MismatchError
-from ckptfmt.reports import RestoreReport
+from ckptfmt.reports import Mismatch, RestoreReport
 from ckptfmt.types import Select
 
 _LINES_MAX = 40
@@ -59,11 +59,14 @@ def _with_moves(renamed: Mapping[str, str], comparison: Comparison) -> dict[str,
     return made
 
 
-def mismatch_error(report: RestoreReport, rules: Rules) -> MismatchError | None:
+def mismatch_error(
+    report: RestoreReport, rules: Rules, strangers: Sequence[Mismatch] = ()
+) -> MismatchError | None:
     """One MismatchError with all of them, for a restore that may not touch anything.
 
     Wrong shapes, dtypes and kinds always raise, and so does a restore that matches nothing;
-    missing and unexpected names raise if strict, but for the exceptions named.
+    missing and unexpected names raise if strict, but for the exceptions named. `strangers` are the
+    objects of which nothing matches; they are told where no name is.
     """
     wrong = [*report.shapes, *report.dtypes, *report.kinds]
     nothing = not report.matched and not report.pending
@@ -71,6 +74,8 @@ def mismatch_error(report: RestoreReport, rules: Rules) -> MismatchError | None:
     if not nothing:  # where nothing matches no exception helps, and all names are told
         missing = _not_allowed(missing, rules.allow_missing) if rules.strict else []
         unexpected = _not_allowed(unexpected, rules.allow_unexpected) if rules.strict else []
+    if not (missing or unexpected or nothing):
+        wrong += strangers
     if not (missing or unexpected or wrong or nothing):
         return None
     # What has a line of its own already is not listed a second time.
@@ -163,7 +168,7 @@ def _cure_of_nothing(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 def _common(names: Sequence[str]) -> object:
     """The exception to write: the names, or the deepest containers of theirs that are few."""
     few = list(names)
-    while len(few) > 3 and any("/" in name for name in few):
+    while len(few) > 6 and any("/" in name for name in few):
         deepest = max(name.count("/") for name in few)
         few = list(
             dict.fromkeys(

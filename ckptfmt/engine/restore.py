@@ -68,7 +68,7 @@ def restore_tree(target: object, source: Source, request: RestoreRequest) -> Res
     """Fill a target in place: everything that was asked for, or nothing."""
     targets = make_targets(target)
     comparison, report = compare(targets, source, request, read=True)
-    error = mismatch_error(report, request)
+    error = mismatch_error(report, request, [*comparison.strangers.values()])
     if error is not None:
         raise error
     if request.atomic:
@@ -88,7 +88,9 @@ def plan_tree(target: object, source: Source, request: RestoreRequest) -> Restor
     """What `restore_tree` would do; no tensor's data is read, and the report has what it would
     raise."""
     comparison, report = compare(make_targets(target), source, request)
-    error: CheckpointError | None = mismatch_error(report, request)
+    error: CheckpointError | None = mismatch_error(
+        report, request, [*comparison.strangers.values()]
+    )
     if error is None:
         try:
             check_limit(source.nbytes(list(comparison.tensor_rows())), request.max_nbytes)
@@ -121,8 +123,13 @@ def compare(
     """
     comparison, renamed = _stored_side(source, request)
     for target in targets:
+        missing = len(comparison.missing_names)
+        answered = comparison.answered()
         target.compare(comparison)
         comparison.take_empty(target.name)
+        missing = len(comparison.missing_names) - missing
+        if missing and comparison.answered() == answered:
+            comparison.found_nothing(target.name, missing)
     _compare_ties(targets, comparison, source)
     for names, one, other in comparison.unsettled:
         if not read:
@@ -220,6 +227,7 @@ def _bind_all(
             bound.append(target)
             target.bind(staged)
     except BaseException as error:
+        error.add_note(f"while {bound[-1].name!r} was restored; what was bound is rolled back")
         _roll_back(bound, error)
         raise
 
@@ -337,7 +345,7 @@ def load_like(
         else:
             comparison.tensor(name, spec.dtype, spec.shape)
     report = make_report(comparison, stored, renamed)
-    error = mismatch_error(report, request)
+    error = mismatch_error(report, request, [*comparison.strangers.values()])
     if error is not None:
         raise error
     rows = list(comparison.tensor_rows())

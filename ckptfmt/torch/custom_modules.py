@@ -7,6 +7,7 @@ tensors have no data. They are bound through `load_state_dict`, after a copy of 
 from __future__ import annotations
 
 import copy
+import io
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -34,7 +35,7 @@ from ckptfmt.torch.tensors import (
     writing,
 )
 from ckptfmt.torch.trees import to_torch
-from ckptfmt.torch.wrappers import clean_key, clean_keys, clean_modules, wrapper_of
+from ckptfmt.torch.wrappers import clean_key, clean_keys, clean_modules, say_prefixes, wrapper_of
 
 EXTRA_STATE = "_extra_state"
 _METHODS = (
@@ -119,6 +120,7 @@ class CustomModuleTarget:
         else:
             self._ask_as_stored(comparison)
         if self._stored:
+            say_prefixes(self._module, self.name, comparison.matched_by)
             refuse_meta_leftovers(self._module, self.name, comparison)
 
     def _fits(self, own: Mapping[str, Any]) -> bool:
@@ -317,7 +319,9 @@ class Snapshot:
     def _keep_extra_state(self, child: Any) -> None:
         if type(child).get_extra_state is torch.nn.Module.get_extra_state:
             return
-        old = copy_state(child.get_extra_state())
+        state = child.get_extra_state()
+        # A stream is no state of a tree by itself; it is copied with its position.
+        old = copy.deepcopy(state) if isinstance(state, io.BytesIO) else copy_state(state)
         self._undo.append(lambda: child.set_extra_state(old))
 
     def restore(self) -> None:

@@ -45,7 +45,12 @@ def by_position(
     return {}
 
 
-def by_prefix(module_name: str, names: Sequence[str], stored: Mapping[str, StoredLeaf]) -> Sources:
+def by_prefix(
+    module_name: str,
+    names: Sequence[str],
+    stored: Mapping[str, StoredLeaf],
+    comparison: Comparison,
+) -> Sources:
     """A plain dict that was saved under a wrapper's prefix, if exactly one explains all names.
 
     A `state_dict()` taken by hand from a wrapped module has no type to go by. Exact names come
@@ -60,6 +65,10 @@ def by_prefix(module_name: str, names: Sequence[str], stored: Mapping[str, Store
     fitting = [
         prefix for prefix in _PREFIXES if all(prefixed(name, prefix) in stored for name in names)
     ]
+    if len(fitting) > 1:
+        comparison.mismatch(
+            module_name, "one set of names", f"all of them under {' and '.join(map(repr, fitting))}"
+        )
     if len(fitting) != 1:
         return {}
     rule = f"wrapper prefix {fitting[0]!r} removed"

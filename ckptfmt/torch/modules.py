@@ -29,7 +29,7 @@ from ckptfmt.torch.memory import memory_of
 from ckptfmt.torch.module_names import by_position, by_prefix
 from ckptfmt.torch.tensors import Overwrite, ask, check, identity_of, staged_tensor
 from ckptfmt.torch.trees import mark
-from ckptfmt.torch.wrappers import clean_key, clean_keys
+from ckptfmt.torch.wrappers import clean_key, clean_keys, say_prefixes
 
 VERSIONS = "torch.module_versions"
 
@@ -115,7 +115,7 @@ class ModuleTarget:
             sources = by_position(self.name, tensors, stored, comparison)
             own = [e for e in own if e.name in sources or e.composite is not None]
         else:
-            sources = by_prefix(self.name, [e.name for e in own], stored)
+            sources = by_prefix(self.name, [e.name for e in own], stored, comparison)
         self._asked = []
         self._composites = [entry.composite for entry in own if entry.composite is not None]
         for composite in self._composites:
@@ -130,6 +130,7 @@ class ModuleTarget:
         for composite in self._composites:
             self.identities = {**self.identities, **composite.identities}
         if stored:
+            say_prefixes(self._module, self.name, comparison.matched_by)
             refuse_meta_leftovers(self._module, self.name, comparison)
 
     def memory(self) -> list[Memory]:

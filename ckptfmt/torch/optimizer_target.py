@@ -109,6 +109,7 @@ class OptimizerTarget:
             name = join_name(self._groups_name, where) if where else self._groups_name
             comparison.mismatch(name, expected, found)
         if problems:
+            comparison.leave(self.name)  # the mismatch says it for all of it
             return
         self._compare_hyper_parameters(groups, comparison)
         self._compare_shapes(comparison)

@@ -45,6 +45,14 @@ def unwrap(module: Any) -> Any:
     return module
 
 
+def say_prefixes(module: Any, name: str, matched_by: dict[str, str]) -> None:
+    """Note in a report which wrappers' prefixes a module's own names have lost."""
+    rows = {wrapper_of(child) for child in module.modules()} - {None}
+    prefixes = sorted(f"{row[0]}." for row in rows if row is not None and row[1])
+    if prefixes:
+        matched_by[name] = f"names without {', '.join(map(repr, prefixes))} of wrappers"
+
+
 def clean_keys(module: Any, keys: Iterable[str], where: str) -> dict[str, str]:
     """Key of `state_dict()` -> the key without wrappers, in order.
 

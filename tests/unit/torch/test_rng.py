@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import ckptfmt
 import ckptfmt.torch as ckt
 from ckptfmt.errors import MismatchError
 
@@ -165,3 +166,24 @@ def test_a_spoilt_generator_state_leaves_generators_and_tensors_alone(
 def test_what_is_no_state_of_generators_is_refused(state: Any) -> None:
     with pytest.raises(MismatchError, match="not the state of these generators"):
         ckt.set_rng_state(state)
+
+
+class Drawing:
+    """Draws from torch's generator when it gives its state, as a data loader does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": torch.randint(0, 100, ()).item()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_generators_are_read_after_every_other_object_wherever_they_stand(tmp_path: Path) -> None:
+    tree = {"rng": ckt.rng_state(), "gen": torch.default_generator, "loader": Drawing()}
+    ckt.save(tree, tmp_path)
+    expected = torch.rand(3)
+    torch.manual_seed(99)
+    ckt.restore(tree, tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+    with ckptfmt.open(tmp_path) as ckpt:
+        assert ckpt.names()[0].startswith("rng/")  # the order in the file is the tree's
