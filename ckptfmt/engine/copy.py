@@ -208,7 +208,7 @@ class _Job:
         ids = {file: file for file in sizes}
         nbytes = dict(sizes)
         bad: set[str] = set()
-        for _ in range(REWRITES_MAX):
+        for attempt in range(REWRITES_MAX):
             named = condemned(target)
             wanted = [
                 file
@@ -227,7 +227,8 @@ class _Job:
                 advance=self._advance if self._request.executor is None else _nothing,
             )
             run = map if self._request.executor is None else self._request.executor.map
-            for file, (new, size) in zip(wanted, run(task, wanted)):
+            numbers = range(attempt * len(sizes), attempt * len(sizes) + len(wanted))
+            for file, (new, size) in zip(wanted, run(task, wanted, numbers)):
                 ids[file], nbytes[file] = new, size
                 self.written[new] = size
                 if self._request.executor is not None:
@@ -297,6 +298,7 @@ def copy_file(
     source: Backend,
     target: Backend,
     file: str,
+    number: int,
     *,
     txn: str,
     avoid: frozenset[str],
@@ -306,6 +308,7 @@ def copy_file(
     """Copy one data file, checking all of it on the way; gives its id there and its size.
 
     Args:
+        number: Tells this file from the others of the copy while it has no name yet.
         avoid: Ids that a collector of the other store has named: the same content goes under
             another one then.
     Raises:
@@ -336,7 +339,7 @@ def copy_file(
     nbytes = offset + len(tail)
     late = target.capabilities.late_key
     final = Key(f"data/{new_id}")
-    writer = target.create(Key(f"tmp/{txn}-{new_id}") if late else final, nbytes)
+    writer = target.create(Key(f"tmp/{txn}-{number}") if late else final, nbytes)
     try:
         problems: list[str] = []
         tee = _Tee(source, writer, footer.table_offset, bytes_per_s)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -244,3 +247,31 @@ def test_a_limit_of_speed_is_kept(
     listed = source._find(1)
     copy_checkpoints(source.backend, backend, listed, CopyRequest(bytes_per_s=1e6))
     assert sum(slept) == pytest.approx(source.open(1).info.stored_nbytes / 1e6, rel=0.2)
+
+
+def test_a_killed_copy_leaves_litter_that_the_next_one_takes_away(
+    source: Store, tmp_path: Path
+) -> None:
+    """The names under tmp/ are those that every collector knows."""
+    script = f"""
+import os
+import ckptfmt.engine.copy as copy
+from ckptfmt import Store
+real = copy.finish_file
+class Writer:
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return getattr(self.inner, name)
+    def finish(self, **rest): os.kill(os.getpid(), 9)
+target = Store({str(tmp_path / "target")!r})
+create = target.backend.create
+target.backend.create = lambda key, nbytes=None: Writer(create(key, nbytes)) if key.startswith("tmp/") else create(key, nbytes)
+Store({source.url!r}).push(target)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    target = Store(tmp_path / "target")
+    assert len(list(target.backend.list("tmp/"))) == 1
+    source.push(target)
+    assert list(target.backend.list("tmp/")) == []
+    assert [e.key for e in target.backend.list("parts/")] == []
+    same(target, 3)
