@@ -19,6 +19,7 @@ _HOMES = {
     "ORDER_TENSOR": "adapter",
     "ORDER_USER_CODE": "adapter",
     "Adapter": "adapter",
+    "Box": "adapter",
     "Captured": "adapter",
     "Checkpoint": "open",
     "Comparison": "adapter",
@@ -61,7 +62,7 @@ _HOMES = {
     "flatten": "tree",
     "follow": "background",
     "list_checkpoints": "catalog",
-    "load_like": "restore",
+    "load_like": "like",
     "load_tree": "load",
     "named_leaves": "walk",
     "nearest": "select",
@@ -79,6 +80,8 @@ _HOMES = {
     "settle": "background",
     "settle_call": "call",
     "source_of": "restore",
+    "unflatten": "tree",
+    "wait_until": "group",
     "whole_number": "where",
     "write_part": "parts",
 }
@@ -90,6 +93,7 @@ __all__ = [
     "ORDER_TENSOR",
     "ORDER_USER_CODE",
     "Adapter",
+    "Box",
     "Captured",
     "Checkpoint",
     "Comparison",
@@ -151,6 +155,8 @@ __all__ = [
     "settle",
     "settle_call",
     "source_of",
+    "unflatten",
+    "wait_until",
     "whole_number",
     "write_part",
 ]
@@ -171,6 +177,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.adapter import ORDER_TENSOR as ORDER_TENSOR
     from ckptfmt.engine.adapter import ORDER_USER_CODE as ORDER_USER_CODE
     from ckptfmt.engine.adapter import Adapter as Adapter
+    from ckptfmt.engine.adapter import Box as Box
     from ckptfmt.engine.adapter import Captured as Captured
     from ckptfmt.engine.adapter import Comparison as Comparison
     from ckptfmt.engine.adapter import MatchBy as MatchBy
@@ -195,8 +202,10 @@ if TYPE_CHECKING:
     from ckptfmt.engine.file_group import FileGroup as FileGroup
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
+    from ckptfmt.engine.group import wait_until as wait_until
     from ckptfmt.engine.leaves import build_tree as build_tree
     from ckptfmt.engine.leaves import parse_leaf_value as parse_leaf_value
+    from ckptfmt.engine.like import load_like as load_like
     from ckptfmt.engine.lineage import remember as remember
     from ckptfmt.engine.load import load_tree as load_tree
     from ckptfmt.engine.notes import annotate as annotate
@@ -217,7 +226,6 @@ if TYPE_CHECKING:
     from ckptfmt.engine.registered import register_type as register_type
     from ckptfmt.engine.request import SaveRequest as SaveRequest
     from ckptfmt.engine.restore import RestoreRequest as RestoreRequest
-    from ckptfmt.engine.restore import load_like as load_like
     from ckptfmt.engine.restore import restore_tree as restore_tree
     from ckptfmt.engine.restore import source_of as source_of
     from ckptfmt.engine.save import save_tree as save_tree
@@ -231,6 +239,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.tree import FlatTree as FlatTree
     from ckptfmt.engine.tree import container_row as container_row
     from ckptfmt.engine.tree import flatten as flatten
+    from ckptfmt.engine.tree import unflatten as unflatten
     from ckptfmt.engine.walk import named_leaves as named_leaves
     from ckptfmt.engine.where import parse_where as parse_where
     from ckptfmt.engine.where import whole_number as whole_number

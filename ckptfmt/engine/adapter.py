@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ObjectKind = Literal["tensor", "composite", "stateful", "value", "unknown"]
 """composite: a tensor that is stored as a container of its parts."""
 MatchBy = Literal["name", "position"]
+
+Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Origin and extent, per axis, in elements."""
 
 ORDER_USER_CODE, ORDER_OPTIMIZER, ORDER_TENSOR, ORDER_RNG = 0, 1, 2, 3
 
@@ -179,9 +182,11 @@ class Comparison(Protocol):
         *,
         source: str | None = None,
         rule: str = "",
+        boxes: Sequence[Box] | None = None,
     ) -> bool:
         """Ask for a tensor leaf; True if it is there and fits (or may be cast).
 
+        `boxes`: what of it this rank holds, and reads: `Staged.parts` has it then.
         `source`: the stored name, where it differs (an alias); `rule` says why, for `matched_by`.
         Else a missing / shape / dtype / kind entry is made.
         """
@@ -203,6 +208,9 @@ class Comparison(Protocol):
 
     def take(self, name: str) -> None:
         """What is stored at and below a name has been told of: it is no longer unexpected."""
+
+    def in_parts(self, stored: str, boxes: Sequence[Box]) -> None:
+        """Of a tensor in a subtree this rank takes some boxes only: it comes as a `Sharded`."""
 
     def missing(self, name: str) -> None: ...
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
@@ -231,6 +239,9 @@ class Staged(Protocol):
         """The same array for the target to keep: nobody else is given its memory."""
 
     def __contains__(self, name: object) -> bool: ...
+    def parts(self, name: str) -> list[NDArray[Any]]:
+        """The boxes of a tensor that was asked for in boxes, in their order."""
+
     def subtree(self, name: str) -> Any:
         """What `Comparison.subtree` asked for, as the tree that was saved: a deep copy of its own."""
 

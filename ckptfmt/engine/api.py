@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from ckptfmt.engine.adapter import MatchBy
 from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background
 from ckptfmt.engine.call import settle_together
+from ckptfmt.engine.group import ranks_of
+from ckptfmt.engine.group_restore import restore_in_group
 from ckptfmt.engine.group_save import save_in_group
+from ckptfmt.engine.like import load_like
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.load import Compose, Convert, load_tree
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.engine.restore import (
     RestoreRequest,
-    load_like,
     plan_tree,
     restore_tree,
     source_of,
@@ -32,6 +35,7 @@ from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import CHUNK_NBYTES_DEFAULT
 from ckptfmt.reports import RestoreReport
+from ckptfmt.storage import Backend
 from ckptfmt.types import At, CheckpointInfo, DigestName, Group, IfExists, Mode, Plain, Select
 
 T = TypeVar("T")
@@ -163,16 +167,6 @@ def save_async(
         progress=progress,
     )
     return save_in_background(tree, backend, request)
-
-
-def _check_group(group: None) -> None:
-    if group is not None:
-        raise UsageError(
-            "saves and restores by several ranks together are not part of this version",
-            reason="group",
-            found=repr(group),
-            do="leave group out and call on one rank, or give each rank a store of its own",
-        )
 
 
 def open(path: Where, *, step: int | None = None, at: At | None = None) -> Checkpoint:
@@ -331,7 +325,7 @@ def restore(
     allow_cast: bool | Select = False,
     match_by: MatchBy = "name",
     atomic: bool = True,
-    group: None = None,
+    group: Group = None,
 ) -> RestoreReport:
     """Fill a target in place: everything that was asked for, or nothing.
 
@@ -347,7 +341,8 @@ def restore(
         match_by: "position": modules and optimizers take state that was saved without names, or
             with other ones, in its order; counts, shapes and groups must be equal.
         atomic: False: one pass in bounded memory; an error may leave a part restored.
-        group: None: this process alone; nothing else is part of this version.
+        group: None: this process alone. Else all ranks of it call; each reads what it holds, from
+            what any number of ranks saved, and either all targets of all ranks change or none.
     Raises:
         MismatchError: Both sides disagree: everything is listed, nothing was touched.
         CorruptError: Bytes are damaged; nothing was touched.
@@ -355,7 +350,6 @@ def restore(
     Spec: 08-protocol.
     """
     refuse_swapped(target, source, "restore(target, source)")
-    _check_group(group)
     request = RestoreRequest(
         names=names,
         rename=rename,
@@ -369,7 +363,24 @@ def restore(
         max_nbytes=max_nbytes,
         progress=progress,
     )
-    return restore_tree(target, _source(source, step, at), request)
+    if group is None:
+        return restore_tree(target, _source(source, step, at), request)
+    opened = partial(_source, source, step, at)
+    return restore_in_group(target, opened, _backend(source), request, ranks_of(group))
+
+
+def _backend(source: Where | Checkpoint | Mapping[str, Any]) -> Backend:
+    """Where the ranks of a group meet."""
+    if isinstance(source, Checkpoint):
+        return source.backend
+    if isinstance(source, Mapping):
+        raise UsageError(
+            "a tree in memory is each rank's own",
+            reason="group",
+            found=f"{type(source).__name__} with group=",
+            do="leave group out, or restore from a store",
+        )
+    return parse_where(source)[0].backend
 
 
 def plan(
@@ -389,7 +400,7 @@ def plan(
     allow_cast: bool | Select = False,
     match_by: MatchBy = "name",
     atomic: bool = True,
-    group: None = None,
+    group: Group = None,
 ) -> RestoreReport:
     """What `restore` would do with the same arguments: no tensor's data is read, nothing touched.
 
@@ -402,7 +413,6 @@ def plan(
         UsageError: An argument is not legal.
     """
     refuse_swapped(target, source, "plan(target, source)")
-    _check_group(group)
     request = RestoreRequest(
         names=names,
         rename=rename,
@@ -416,7 +426,9 @@ def plan(
         max_nbytes=max_nbytes,
         progress=progress,
     )
-    return plan_tree(target, _source(source, step, at), request)
+    ranks = None if group is None else ranks_of(group)
+    of = None if ranks is None else (ranks.rank, ranks.size)
+    return plan_tree(target, _source(source, step, at), request, of)
 
 
 def _check_match_by(choice: MatchBy) -> MatchBy:

@@ -10,9 +10,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptfmt.engine.adapter import MatchBy, StoredLeaf
+import numpy as np
+
+from ckptfmt.engine.adapter import Box, MatchBy, StoredLeaf
 from ckptfmt.engine.cast import cast_array
 from ckptfmt.engine.composites import Composites, is_below
+from ckptfmt.engine.sharded import Sharded
 from ckptfmt.engine.unflatten import unflatten
 from ckptfmt.reports import Mismatch
 
@@ -49,6 +52,8 @@ class Comparison:
         """Wanted name -> stored name."""
         self.casts: dict[str, tuple[str, str]] = {}
         """Wanted name -> (stored dtype, wanted dtype)."""
+        self.boxes: dict[str, Sequence[Box]] = {}
+        """Stored name -> what of the tensor is taken, where that is not all of it."""
         self.subtrees: dict[str, list[str]] = {}
         """Wanted name -> the stored names at and below it."""
         self.missing_names: dict[str, None] = {}
@@ -81,6 +86,7 @@ class Comparison:
         *,
         source: str | None = None,
         rule: str = "",
+        boxes: Sequence[Box] | None = None,
     ) -> bool:
         leaf = self._take(name, source, rule)
         if leaf is None:
@@ -100,7 +106,12 @@ class Comparison:
                 good = False
         if good:
             self.sources[name] = leaf.name
+            if boxes is not None:
+                self.boxes[leaf.name] = boxes
         return good
+
+    def in_parts(self, stored: str, boxes: Sequence[Box]) -> None:
+        self.boxes[stored] = boxes
 
     def value(self, name: str, *, source: str | None = None, rule: str = "") -> bool:
         leaf = self._take(name, source, rule)
@@ -219,14 +230,21 @@ class Comparison:
         made: dict[int, list[str]] = {}
         for name, stored in self.sources.items():
             leaf = self._leaves[stored]
-            if leaf.dtype:
+            if leaf.dtype and stored not in self.boxes:
                 made.setdefault(leaf.tensor, []).append(name)
         for below in self.subtrees.values():
             for name in below:
                 leaf = self._leaves[name]
-                if leaf.dtype:
+                if leaf.dtype and name not in self.boxes:
                     made.setdefault(leaf.tensor, []).append(name)
         return made
+
+    def wanted_boxes(self) -> dict[str, list[tuple[int, Box]]]:
+        """Stored name -> the boxes that are taken of it, each with the tensor's row."""
+        return {
+            name: [(self._leaves[name].tensor, box) for box in boxes]
+            for name, boxes in self.boxes.items()
+        }
 
 
 class Staged:
@@ -234,14 +252,21 @@ class Staged:
 
     Args:
         arrays: Stored tensor row -> array; they may be read only when they are asked for.
+        boxes: Stored name -> the boxes that are taken of it, likewise.
         undoable: See `engine/adapter`.
     """
 
     def __init__(
-        self, comparison: Comparison, arrays: Mapping[int, Array], *, undoable: bool = True
+        self,
+        comparison: Comparison,
+        arrays: Mapping[int, Array],
+        *,
+        boxes: Mapping[str, list[Array]] | None = None,
+        undoable: bool = True,
     ) -> None:
         self._comparison, self.arrays = comparison, arrays
         self._cast: dict[str, Array] = {}
+        self._boxes = boxes or {}
         self._given: set[int] = set()
         self.undoable = undoable
 
@@ -249,7 +274,10 @@ class Staged:
         """Convert what has another dtype now: a value that overflows is found before the first
         target is touched."""
         for name in self._comparison.casts:
-            self._cast[name] = self[name]
+            if self._comparison.sources.get(name) in self._comparison.boxes:
+                self.parts(name)
+            else:
+                self._cast[name] = self[name]
 
     def __getitem__(self, name: str) -> Any:
         if name in self._cast:
@@ -270,11 +298,24 @@ class Staged:
         # Tied names are one array here, and a cast one may be asked for twice.
         return array if fresh and not cast else array.copy()
 
+    def parts(self, name: str) -> list[Array]:
+        arrays = self._boxes[self._comparison.sources[name]]
+        if name in self._comparison.casts:
+            return [cast_array(a, self._comparison.casts[name][1], name) for a in arrays]
+        return arrays
+
     def __contains__(self, name: object) -> bool:
         return name in self._comparison.sources or name in self._comparison.subtrees
 
     def __iter__(self) -> Any:
         return iter([*self._comparison.sources, *self._comparison.subtrees])
+
+    def sharded(self, stored: str) -> Sharded:
+        """The boxes that are taken of a stored tensor."""
+        leaf, boxes = self._comparison.leaf(stored), self._comparison.boxes[stored]
+        arrays = self._boxes[stored]
+        parts = [(origin, array) for (origin, _), array in zip(boxes, arrays)]
+        return Sharded(leaf.shape, parts, None if arrays else np.uint8)
 
     def by_name(self) -> Mapping[str, Any]:
         """Every leaf that is taken, by its name; a tensor that is not in memory is read when it is
@@ -293,6 +334,9 @@ class Staged:
             leaf = self._comparison.leaf(stored)
             if not leaf.dtype:
                 leaves.append(copy.deepcopy(leaf.value))
+                continue
+            if stored in self._comparison.boxes:
+                leaves.append(self.sharded(stored))
                 continue
             row = leaf.tensor
             if row not in copies:
@@ -317,6 +361,9 @@ class _ByName(Mapping[str, Any]):
         self._below = [name for names in comparison.subtrees.values() for name in names]
 
     def __getitem__(self, name: str) -> Any:
+        stored = self._comparison.sources.get(name, name)
+        if stored in self._comparison.boxes:
+            return self._staged.sharded(stored)
         if name in self._comparison.sources:
             return self._staged[name]
         leaf = self._comparison.leaf(name)

@@ -65,6 +65,11 @@ class Box:
         return all(axis.count == n for axis, n in zip(self.axes, shape))
 
 
+def slices_of(box: tuple[Sequence[int], Sequence[int]]) -> tuple[slice, ...]:
+    """The NumPy index of a box (origin, extent)."""
+    return tuple(slice(origin, origin + extent) for origin, extent in zip(*box))
+
+
 def settle(index: Index, tensor: int, region: object, name: str) -> Box:
     """Settle ints, slices and an Ellipsis; anything else is applied to the whole tensor.
 

@@ -228,8 +228,9 @@ class Checkpoint(Mapping[str, Any]):
         progress: Progress = False,
     ) -> Any:
         """The tree (or the selected part of it) as NumPy arrays; see `ckptfmt.load`."""
+        from ckptfmt.engine.like import load_like
         from ckptfmt.engine.load import load_tree
-        from ckptfmt.engine.restore import RestoreRequest, load_like
+        from ckptfmt.engine.restore import RestoreRequest
 
         if like is not None:
             request = RestoreRequest(

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ckptfmt import config
-from ckptfmt.engine.adapter import ORDER_TENSOR, MatchBy, StoredLeaf, Target, TensorSource
+from ckptfmt.engine.adapter import ORDER_TENSOR, MatchBy, Target
 from ckptfmt.engine.bind import Comparison, Staged
-from ckptfmt.engine.dispatch import adapter_of, object_kind, tensor_source
+from ckptfmt.engine.dispatch import adapter_of
+from ckptfmt.engine.group import Meeting
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.load import check_limit
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.overlap import disagreeing, memories_of
-from ckptfmt.engine.own_tensors import maker_of
 from ckptfmt.engine.ranks import PerRankTarget
 from ckptfmt.engine.rename import Rename, renamed_keys, renamed_leaves, renamer
 from ckptfmt.engine.report import make_report, mismatch_error
 from ckptfmt.engine.select import Matcher
-from ckptfmt.engine.source import CheckpointSource, GroupedArrays, Source, TreeSource
+from ckptfmt.engine.source import BoxesOnDemand, CheckpointSource, GroupedArrays, Source, TreeSource
 from ckptfmt.engine.targets import make_target
 from ckptfmt.engine.tree import peers_of, walk
 from ckptfmt.errors import CheckpointError, MismatchError, PartialRestoreError, UsageError
 from ckptfmt.events import Progress
-from ckptfmt.format import dtype_of, escape_key, join_name, pack_array
+from ckptfmt.format import pack_array
 from ckptfmt.reports import RestoreReport
-from ckptfmt.types import Mode, Select
+from ckptfmt.types import Select
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Array: TypeAlias = "NDArray[Any]"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class RestoreRequest:
     progress: Progress = False
     validate: Callable[[Mapping[str, Any]], None] | None = None
     """Given what is staged, by name, before any target changes; raises to reject it."""
+    meeting: Meeting | None = None
+    """Of the ranks that restore together."""
 
 
 # -- restore: in place ---------------------------------------------------------------------------
@@ -65,48 +67,139 @@ def source_of(source: Checkpoint | Mapping[str, Any]) -> Source:
 
 
 def restore_tree(target: object, source: Source, request: RestoreRequest) -> RestoreReport:
-    """Fill a target in place: everything that was asked for, or nothing."""
-    targets = make_targets(target)
+    """Fill a target in place: everything that was asked for, or nothing.
+
+    In a group no rank touches a target before all of them have read and checked all, and an error
+    of one while it binds makes all of them go back.
+    """
+    ready = _in_step(request, lambda: _prepare(target, source, request))
+    try:
+        _in_step(request, ready.bind)
+    except BaseException as error:
+        ready.undo(error)
+        raise
+    if isinstance(source, CheckpointSource):
+        checkpoint = source.checkpoint
+        remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
+    return ready.report
+
+
+def _in_step(request: RestoreRequest, do: Callable[[], T]) -> T:
+    """Do it; in a group, return only when all ranks have done theirs, and raise if one has not."""
+    if request.meeting is None:
+        return do()
+    made: list[T] = []
+
+    def mine() -> bytes:
+        made.append(do())
+        return b""
+
+    request.meeting.round(mine)
+    return made[0]
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A restore that has been compared and checked: nothing has been touched."""
+
+    report: RestoreReport
+    targets: Sequence[Target]
+    comparison: Comparison
+    source: Source
+    request: RestoreRequest
+    staged: Staged | None
+    """None: the state is read a second time, in bounded memory."""
+    _bound: list[Target] = field(default_factory=list)
+
+    def bind(self) -> None:
+        if self.staged is None:
+            _bind_in_groups(self.targets, self.comparison, self.source, self.request)
+            self._bound += self.targets
+            return
+        for target in self.targets:
+            self._bound.append(target)
+            try:
+                target.bind(self.staged)
+            except BaseException as error:
+                error.add_note(f"while {target.name!r} was restored; what was bound is rolled back")
+                raise
+
+    def undo(self, error: BaseException) -> None:
+        """What `bind` has done, it or another rank having failed."""
+        if self.staged is not None:
+            _roll_back(self._bound, error)
+        elif self._bound:  # all was well here, and plain copies keep no old values
+            undoable = [t for t in self._bound if self.request.atomic and t.order < ORDER_TENSOR]
+            _roll_back(undoable, error)
+            changed = [t.name for t in self._bound if t not in undoable]
+            raise PartialRestoreError(
+                "restore failed on another rank, after this one had bound in bounded memory",
+                reason="not-atomic",
+                found=f"{type(error).__name__}: {error}",
+                do="restore another checkpoint, or stop; `changed` names what holds new values",
+                changed=tuple(changed),
+            ) from error
+
+
+def _prepare(target: object, source: Source, request: RestoreRequest) -> _Ready:
+    """Everything is compared, read and checked."""
+    meeting = request.meeting
+    rank, size = (0, 1) if meeting is None else (meeting.rank, meeting.size)
+    targets = make_targets(target, rank, size)
     comparison, report = compare(targets, source, request, read=True)
     error = mismatch_error(report, request, [*comparison.strangers.values()])
     if error is not None:
         raise error
+    if meeting is None:
+        _refuse_parts(comparison)
+    ready = _Ready(report, targets, comparison, source, request, None)
     if request.atomic:
-        _bind_all(targets, comparison, source, request)
+        ready.staged = _stage(targets, comparison, source, request)
     else:
         check_limit(source.nbytes(list(comparison.tensor_rows())), request.max_nbytes)
         if request.validate is not None:
             _check_all(comparison, source, request, list(comparison.tensor_rows()))
-        _bind_in_groups(targets, comparison, source, request)
-    if isinstance(source, CheckpointSource):
-        checkpoint = source.checkpoint
-        remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
-    return report
+    return ready
 
 
-def plan_tree(target: object, source: Source, request: RestoreRequest) -> RestoreReport:
+def _refuse_parts(comparison: Comparison) -> None:
+    """A process alone has no use for parts of tensors."""
+    if comparison.boxes:
+        raise UsageError(
+            "this rank holds a part of the tensor only",
+            reason="sharded-alone",
+            where=repr(next(iter(comparison.boxes))),
+            do="pass group=, and let every rank of it call",
+        )
+
+
+def plan_tree(
+    target: object, source: Source, request: RestoreRequest, of: tuple[int, int] | None = None
+) -> RestoreReport:
     """What `restore_tree` would do; no tensor's data is read, and the report has what it would
-    raise."""
-    comparison, report = compare(make_targets(target), source, request)
+    raise. `of`: this rank and how many there are, in a group; no other rank takes part."""
+    comparison, report = compare(make_targets(target, *(of or (0, 1))), source, request)
     error: CheckpointError | None = mismatch_error(
         report, request, [*comparison.strangers.values()]
     )
     if error is None:
         try:
+            if of is None:
+                _refuse_parts(comparison)
             check_limit(source.nbytes(list(comparison.tensor_rows())), request.max_nbytes)
         except UsageError as refusal:
             error = refusal
     return replace(report, error=error)
 
 
-def make_targets(target: object) -> list[Target]:
+def make_targets(target: object, rank: int = 0, size: int = 1) -> list[Target]:
     """The targets of a tree, in the order in which they are bound."""
-    visits = list(walk(target))
+    visits = list(walk(target, rank=rank))
     peers = peers_of(visits)
     made: list[Target] = []
     for visit in visits:
         if visit.kind == "per_rank":
-            made.append(PerRankTarget(visit.name, rank=0, size=1))
+            made.append(PerRankTarget(visit.name, rank=rank, size=size))
             continue
         mine = peers.get(id(adapter_of(visit.obj)), []) if visit.kind != "value" else []
         made.append(make_target(visit, mine))
@@ -121,7 +214,7 @@ def compare(
     `read`: where digests do not tell whether two stored tensors are equal, because they are cut
     differently, their bytes are compared.
     """
-    comparison, renamed = _stored_side(source, request)
+    comparison, renamed = stored_side(source, request)
     for target in targets:
         missing = len(comparison.missing_names)
         answered = comparison.answered()
@@ -139,7 +232,7 @@ def compare(
     return comparison, make_report(comparison, source, renamed)
 
 
-def _stored_side(source: Source, request: RestoreRequest) -> tuple[Comparison, dict[str, str]]:
+def stored_side(source: Source, request: RestoreRequest) -> tuple[Comparison, dict[str, str]]:
     leaves, renamed = renamed_leaves(source.leaves(request.names), request.rename)
     comparison = Comparison(
         leaves,
@@ -200,36 +293,31 @@ def _equal_bytes(source: Source, one: int, other: int, request: RestoreRequest) 
     return bytes(pack_array(found[one])) == bytes(pack_array(found[other]))
 
 
-def _bind_all(
+def _stage(
     targets: Sequence[Target], comparison: Comparison, source: Source, request: RestoreRequest
-) -> None:
-    """Everything is read and checked before the first target is touched; an error rolls back.
+) -> Staged | None:
+    """Read and check everything before the first target is touched.
 
-    Where memory does not hold the state twice more (the new values and the old ones), a first pass
-    checks every byte and keeps none, and a second one reads again and binds.
+    Where memory does not hold the state twice more (the new values and the old ones), this pass
+    checks every byte and keeps none: None is returned, and a second pass reads again and binds.
     """
     rows = list(comparison.tensor_rows())
-    nbytes = source.nbytes(rows)
+    wanted = comparison.wanted_boxes()
+    nbytes = source.nbytes(rows) + sum(
+        math.prod(box[1]) * 8 for boxes in wanted.values() for _, box in boxes
+    )
     check_limit(nbytes, request.max_nbytes)
     if 2 * nbytes > config.current().staging_nbytes:
         _check_all(comparison, source, request, rows)
-        _bind_in_groups(targets, comparison, source, request)
-        return
+        return None
     arrays = source.tensors(rows, mode="auto", verify=request.verify, progress=request.progress)
-    staged = Staged(comparison, arrays)
+    boxes = BoxesOnDemand(source, wanted, verify=request.verify).read()
+    staged = Staged(comparison, arrays, boxes=boxes)
     staged.cast_all()
     _refuse_overlaps(targets, staged)
     if request.validate is not None:
         request.validate(staged.by_name())
-    bound: list[Target] = []
-    try:
-        for target in targets:
-            bound.append(target)
-            target.bind(staged)
-    except BaseException as error:
-        error.add_note(f"while {bound[-1].name!r} was restored; what was bound is rolled back")
-        _roll_back(bound, error)
-        raise
+    return staged
 
 
 def _refuse_overlaps(targets: Sequence[Target], staged: Staged) -> None:
@@ -255,9 +343,15 @@ def _check_all(
     arrays = GroupedArrays(source, rows, verify=True, progress=request.progress)
     for group in arrays.groups:
         arrays.read(group)
-    staged = Staged(comparison, arrays)
+    boxes = BoxesOnDemand(source, comparison.wanted_boxes(), verify=True)
+    for name in boxes:
+        boxes[name]
+    staged = Staged(comparison, arrays, boxes=boxes)
     for name in comparison.casts:
-        staged[name]
+        if comparison.sources.get(name) in comparison.boxes:
+            staged.parts(name)
+        else:
+            staged[name]
     if request.validate is not None:
         request.validate(staged.by_name())
 
@@ -290,7 +384,8 @@ def _bind_in_groups(
     """
     rows = list(comparison.tensor_rows())
     arrays = GroupedArrays(source, rows, verify=request.verify, progress=request.progress)
-    staged = Staged(comparison, arrays, undoable=False)
+    boxes = BoxesOnDemand(source, comparison.wanted_boxes(), verify=request.verify)
+    staged = Staged(comparison, arrays, boxes=boxes, undoable=False)
     _refuse_overlaps(targets, staged)
     arrays.given = 0  # to targets, so far
     changed: list[str] = []
@@ -318,105 +413,3 @@ def _partial(target: Target, changed: list[str], given: int, error: Exception) -
         do="restore another checkpoint, or stop; `changed` names what may hold new values",
         changed=(*changed, target.name),
     ) from error
-
-
-# -- load(like=): a new tree ---------------------------------------------------------------------
-
-
-def load_like(
-    like: Any,
-    source: Checkpoint | Mapping[str, Any],
-    request: RestoreRequest,
-    *,
-    mode: Mode = "auto",
-) -> Any:
-    """The structure of `like` with its own classes and the stored values, compared as in restore."""
-    stored = source_of(source)
-    comparison, renamed = _stored_side(stored, request)
-    composite: dict[str, Any] = {}
-    for name, obj in _leaves_of(like, ""):
-        if not isinstance(obj, np.ndarray) and object_kind(obj) == "composite":
-            composite[name] = adapter_of(obj).target(obj, name, [])  # type: ignore[union-attr]
-            composite[name].compare(comparison)
-            continue
-        spec = _spec_of(obj, name)
-        if spec is None:
-            comparison.value(name)
-        else:
-            comparison.tensor(name, spec.dtype, spec.shape)
-    report = make_report(comparison, stored, renamed)
-    error = mismatch_error(report, request, [*comparison.strangers.values()])
-    if error is not None:
-        raise error
-    rows = list(comparison.tensor_rows())
-    check_limit(stored.nbytes(rows), request.max_nbytes)
-    arrays = stored.tensors(rows, mode=mode, verify=request.verify, progress=request.progress)
-    staged = Staged(comparison, arrays)
-    staged.cast_all()
-
-    def made(name: str, obj: Any) -> Any:
-        if name in composite:
-            return composite[name].make(staged)
-        if name not in staged:
-            return obj
-        return staged[name] if _spec_of(obj, name) is None else maker_of(obj)(staged[name])
-
-    if isinstance(stored, CheckpointSource):
-        checkpoint = stored.checkpoint
-        remember(checkpoint.backend, checkpoint.info.name, checkpoint.index.about.tree_digest)
-    return _rebuild(like, "", made)
-
-
-def _spec_of(obj: Any, name: str) -> TensorSource | StoredLeaf | None:
-    """dtype and shape of a tensor, or of anything that has both; None for a plain value."""
-    if isinstance(obj, np.generic):
-        return None
-    if isinstance(obj, np.ndarray) or object_kind(obj) == "tensor":
-        return tensor_source(obj, name)
-    if hasattr(obj, "shape") and hasattr(obj, "dtype"):
-        return StoredLeaf(name, dtype_of(np.dtype(obj.dtype)).name, tuple(map(int, obj.shape)))
-    return None
-
-
-def _children(obj: Any) -> list[tuple[str, Any]] | None:
-    """Named children of a container that `like` may have; None for a leaf."""
-    if isinstance(obj, Mapping) and obj:
-        return [(escape_key(key), item) for key, item in obj.items()]
-    if isinstance(obj, list | tuple) and any(_deep(item) for item in obj):
-        return [(str(position), item) for position, item in enumerate(obj)]
-    return None
-
-
-def _deep(obj: Any) -> bool:
-    """Whether a tensor lies at or below: a sequence without one is one value."""
-    if isinstance(obj, Mapping):
-        return any(map(_deep, obj.values()))
-    if isinstance(obj, list | tuple):
-        return any(map(_deep, obj))
-    return not isinstance(obj, np.generic) and hasattr(obj, "shape") and hasattr(obj, "dtype")
-
-
-def _leaves_of(obj: Any, name: str) -> Iterator[tuple[str, Any]]:
-    children = _children(obj)
-    if children is None:
-        yield name, obj
-        return
-    for part, item in children:
-        yield from _leaves_of(item, join_name(name, part))
-
-
-def _rebuild(obj: Any, name: str, made: Callable[[str, Any], Any]) -> Any:
-    children = _children(obj)
-    if children is None:
-        return made(name, obj)
-    items = [_rebuild(item, join_name(name, part), made) for part, item in children]
-    if isinstance(obj, Mapping):
-        pairs = dict(zip(obj, items))
-        if isinstance(obj, dict):
-            new = obj.copy()
-            new.update(pairs)
-            return new
-        return type(obj)(pairs)  # type: ignore[call-arg]
-    if hasattr(obj, "_fields"):
-        return type(obj)(*items)
-    return type(obj)(items)

@@ -85,5 +85,5 @@ def refuse_parts(flat: FlatTree) -> None:
                 "this rank holds a part of the tensor only",
                 reason="sharded-alone",
                 where=repr(flat.names[at]),
-                do="pass group=, and let every rank of it call",
+                do="pass group=, and let every rank of it call; or gather it first (tensor.full_tensor() of a DTensor)",
             )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ckptfmt.engine.adapter import StoredLeaf, TensorSource
+from ckptfmt.engine.adapter import Box, StoredLeaf, TensorSource
 from ckptfmt.engine.arrays import read_tensors
+from ckptfmt.engine.box import assemble, chunks_of, settle, slices_of
 from ckptfmt.engine.leaves import (
     attributes_by_row,
     containers_of,
@@ -19,6 +20,7 @@ from ckptfmt.engine.leaves import (
 from ckptfmt.engine.open import Checkpoint
 from ckptfmt.engine.plan import dtype_of_source
 from ckptfmt.engine.progress import Reporter
+from ckptfmt.engine.read import ChunkReader
 from ckptfmt.engine.select import select_positions
 from ckptfmt.engine.tree import FlatTree, flatten
 from ckptfmt.errors import UsageError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Array: TypeAlias = "NDArray[Any]"
+_SILENT: Progress = False
 
 
 _NONE: Mapping[str, Any] = {}
@@ -48,6 +51,9 @@ class Source(Protocol):
     def tensors(
         self, rows: Sequence[int], *, mode: Mode, verify: bool, progress: Progress
     ) -> dict[int, Array]: ...
+    def boxes(self, wanted: Sequence[tuple[int, Box]], *, verify: bool) -> list[Array]:
+        """Boxes of tensors, in the order asked for; of each no more is read than its chunks."""
+
     def same(self, a: int, b: int) -> bool | None:
         """Whether two tensors are equal in dtype, shape and bytes; None: only reading would tell."""
 
@@ -118,6 +124,18 @@ class CheckpointSource:
                 reporter=reporter,
             )
 
+    def boxes(self, wanted: Sequence[tuple[int, Box]], *, verify: bool) -> list[Array]:
+        index = self.checkpoint.index
+        boxes = [settle(index, row, slices_of(box), "") for row, box in wanted]
+        rows = [chunks_of(index, box) for box in boxes]
+        touched = [found for by_region in rows for found in by_region.values()]
+        chunks: dict[int, NDArray[np.uint8]] = {}
+        if touched:
+            with Reporter(_SILENT, "restore", 0) as reporter:
+                reader = ChunkReader(self.checkpoint.backend, index, verify=verify)
+                chunks = reader.chunks(np.unique(np.concatenate(touched)), reporter)
+        return [assemble(index, box, of, chunks) for box, of in zip(boxes, rows)]
+
     def same(self, a: int, b: int) -> bool | None:
         tree = self.checkpoint.index.tree
         if tree.dtype(a).name != tree.dtype(b).name or tree.shape(a) != tree.shape(b):
@@ -187,6 +205,9 @@ class TreeSource:
     ) -> dict[int, Array]:
         return {row: np.array(self._flat.tensors[row].fetch()) for row in set(rows)}
 
+    def boxes(self, wanted: Sequence[tuple[int, Box]], *, verify: bool) -> list[Array]:
+        return [np.array(self._flat.tensors[row].fetch()[slices_of(box)]) for row, box in wanted]
+
     def same(self, a: int, b: int) -> bool | None:
         one, other = self._flat.tensors[a], self._flat.tensors[b]
         if one.dtype != other.dtype or tuple(one.shape) != tuple(other.shape):
@@ -246,6 +267,30 @@ def grouped(rows: Sequence[int], nbytes_of: Any) -> list[list[int]]:
         groups[-1].append(row)
         nbytes += size
     return groups
+
+
+class BoxesOnDemand(Mapping[str, list[Array]]):
+    """The boxes that are taken of a source's tensors, read when they are asked for; none is kept."""
+
+    def __init__(
+        self, source: Source, wanted: Mapping[str, list[tuple[int, Box]]], *, verify: bool
+    ) -> None:
+        self._source, self._wanted, self._verify = source, wanted, verify
+
+    def __getitem__(self, name: str) -> list[Array]:
+        return self._source.boxes(self._wanted[name], verify=self._verify)
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._wanted)
+
+    def read(self) -> dict[str, list[Array]]:
+        """All of them, their requests joined."""
+        flat = [one for boxes in self._wanted.values() for one in boxes]
+        arrays = iter(self._source.boxes(flat, verify=self._verify))
+        return {name: [next(arrays) for _ in boxes] for name, boxes in self._wanted.items()}
 
 
 class GroupedArrays(Mapping[int, Array]):

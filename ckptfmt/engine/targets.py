@@ -31,8 +31,10 @@ from ckptfmt.engine.rng import (
     set_generator_state,
     state_kind,
 )
+from ckptfmt.engine.sharded import Sharded
 from ckptfmt.engine.tree import Visit, capture
 from ckptfmt.errors import UsageError
+from ckptfmt.format import dtype_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,6 +94,33 @@ class ArrayTarget:
     def undo(self) -> None:
         if self._old is not None:
             np.copyto(self.array, self._old)
+
+
+class ShardedTarget:
+    """Boxes of a tensor that the caller holds, each filled in place."""
+
+    order = ORDER_TENSOR
+
+    def __init__(self, name: str, leaf: Sharded) -> None:
+        self.name, self._leaf = name, leaf
+        self._targets = [ArrayTarget(name, array) for _, array in leaf.parts]
+        self._old: list[Array] = []
+
+    def compare(self, comparison: Comparison) -> None:
+        leaf = self._leaf
+        boxes = [(tuple(origin), array.shape) for origin, array in leaf.parts]
+        comparison.tensor(self.name, dtype_of(leaf.dtype).name, leaf.shape, boxes=boxes)
+
+    def bind(self, staged: Staged) -> None:
+        if self.name in staged:
+            for (_, array), value in zip(self._leaf.parts, staged.parts(self.name)):
+                if staged.undoable:
+                    self._old.append(array.copy())
+                np.copyto(array, value)
+
+    def undo(self) -> None:
+        for (_, array), old in zip(self._leaf.parts, self._old):
+            np.copyto(array, old)
 
 
 class ItemTarget:
@@ -210,6 +239,8 @@ def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
     obj = visit.obj
     if visit.kind == "value":
         return ItemTarget(visit)
+    if isinstance(obj, Sharded):
+        return ShardedTarget(visit.name, obj)
     adapter = adapter_of(obj)
     if adapter is not None and adapter.kind(obj) in ("tensor", "composite", "stateful"):
         made = adapter.target(obj, visit.name, peers)

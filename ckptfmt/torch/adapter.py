@@ -12,6 +12,7 @@ from ckptfmt.errors import UnsupportedError
 from ckptfmt.torch import composites, loaders, modules, optimizers, rng, schedulers, tensors
 from ckptfmt.torch.composite_targets import CompositeTarget, copied
 from ckptfmt.torch.composites import kind_of
+from ckptfmt.torch.dtensor import DTensorTarget, is_dtensor, sharded_source
 from ckptfmt.torch.facts import COMPOSITE
 from ckptfmt.torch.named import NamedOptimizer
 from ckptfmt.torch.optimizer_target import OptimizerTarget
@@ -44,6 +45,8 @@ class TorchAdapter:
         return isinstance(obj, torch.Generator | RngState)
 
     def source(self, obj: Any, name: str) -> TensorSource:
+        if is_dtensor(obj):
+            return sharded_source(obj, name)
         return tensors.source(obj, name)
 
     def capture(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:
@@ -66,6 +69,8 @@ class TorchAdapter:
     def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target:
         if isinstance(obj, torch.Tensor) and kind_of(obj):
             return CompositeTarget(obj, name)
+        if is_dtensor(obj):
+            return DTensorTarget(obj, name)
         if isinstance(obj, torch.Tensor):
             tensors.check(obj, name, meta=True)
             return TensorTarget(obj, name)

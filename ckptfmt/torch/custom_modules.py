@@ -54,6 +54,19 @@ _HOOKS = (
 )
 
 
+def is_fsdp_hook(hook: object) -> bool:
+    """One by which FSDP takes up parameters that were exchanged: `take_up` does the same."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
+def take_up(module: Any) -> None:
+    """FSDP looks at its parameters again, after meta ones became real."""
+    for child in module.modules():
+        for hook in list(child._load_state_dict_post_hooks.values()):
+            if is_fsdp_hook(hook):
+                hook(child, None)
+
+
 def own_code(module: Any) -> str:
     """Why a module must be loaded by its own code, or "" if plain copies do the same."""
     for prefix, child in clean_modules(module):
@@ -66,7 +79,7 @@ def own_code(module: Any) -> str:
             if method in child.__dict__ or not (origin + ".").startswith("torch.nn."):
                 return f"{where} overrides {method}"
         for hooks in _HOOKS:
-            if getattr(child, hooks, None):
+            if any(not is_fsdp_hook(hook) for hook in (getattr(child, hooks, None) or {}).values()):
                 return f"{where} has {hooks.strip('_')}"
     return ""
 

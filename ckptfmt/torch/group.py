@@ -11,9 +11,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ckptfmt.errors import UsageError
+from ckptfmt.engine import wait_until
+from ckptfmt.errors import ConflictError, UsageError
 from ckptfmt.storage import Backend
 
+CLOSE_S = 2.0
+"""How long rank 0 waits for the others to have heard its last word."""
 PIECE_NBYTES = 4 << 20
 """A TCPStore takes values of up to 8 MiB."""
 
@@ -58,14 +61,14 @@ class ProcessRanks:
         if self.rank == 0:
             # All ranks that came to the last meeting had read what was said in the one before.
             _forget(self._store, f"{self._name}/{call - 2}")
-        return StoreMailbox(self._store, f"{self._name}/{call}", owner=self.rank == 0)
+        return StoreMailbox(self._store, f"{self._name}/{call}", self.size, owner=self.rank == 0)
 
 
 class StoreMailbox:
     """Messages are keys of a torch Store, in pieces that it takes."""
 
-    def __init__(self, store: Any, prefix: str, *, owner: bool) -> None:
-        self._store, self._prefix, self._owner = store, prefix, owner
+    def __init__(self, store: Any, prefix: str, size: int, *, owner: bool) -> None:
+        self._store, self._prefix, self._size, self._owner = store, prefix, size, owner
 
     def put(self, key: str, data: bytes) -> None:
         full = f"{self._prefix}/{key}"
@@ -87,11 +90,30 @@ class StoreMailbox:
         return data
 
     def has(self, keys: Sequence[str]) -> bool:
-        found: bool = self._store.check([f"{self._prefix}/{key}" for key in keys])
+        try:
+            found: bool = self._store.check([f"{self._prefix}/{key}" for key in keys])
+        except RuntimeError as error:  # of which torch's own network errors are
+            raise ConflictError(
+                "the store of torch.distributed is gone, and the rank that kept it (0, as a rule)",
+                reason="rank-late",
+                where="rank 0",
+                found=str(error).splitlines()[0],
+                do="nothing was committed or restored, as far as this rank knows; look at the store",
+            ) from error
         return found
 
     def tend(self) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Rank 0 stays until the others have heard its last word: it may be the one that keeps the
+        store, and about to leave."""
+        bye = f"{self._prefix}/bye"
+        try:
+            if self._owner:
+                wait_until(lambda: self._store.add(bye, 0) >= self._size - 1, CLOSE_S)
+            else:
+                self._store.add(bye, 1)
+        except RuntimeError:
+            return  # the store is gone; all that was to be said has been
 
 
 _said: dict[str, dict[str, int]] = {}

@@ -24,7 +24,13 @@ from ckptfmt.engine import (
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.torch.composite_targets import CompositeTarget
 from ckptfmt.torch.composites import kind_of
-from ckptfmt.torch.custom_modules import CustomModuleTarget, own_code, refuse_meta_leftovers
+from ckptfmt.torch.custom_modules import (
+    CustomModuleTarget,
+    own_code,
+    refuse_meta_leftovers,
+    take_up,
+)
+from ckptfmt.torch.dtensor import DTensorTarget, is_dtensor
 from ckptfmt.torch.memory import memory_of
 from ckptfmt.torch.module_names import by_position, by_prefix
 from ckptfmt.torch.tensors import Overwrite, ask, check, identity_of, staged_tensor
@@ -74,7 +80,8 @@ class Entry:
     name: str
     tensor: Any
     identity: Hashable | None
-    composite: CompositeTarget | None = None
+    composite: CompositeTarget | DTensorTarget | None = None
+    """What compares and fills a tensor that is not plain memory."""
 
 
 def entries(module: Any, name: str) -> list[Entry]:
@@ -85,6 +92,9 @@ def entries(module: Any, name: str) -> list[Entry]:
     for raw, tensor in state.items():
         if isinstance(tensor, torch.Tensor):
             full = join_name(name, escape_key(keys[raw]))
+            if is_dtensor(tensor):
+                made.append(Entry(full, tensor, None, DTensorTarget(tensor, full)))
+                continue
             if kind_of(tensor):
                 made.append(Entry(full, tensor, None, CompositeTarget(tensor, full)))
                 continue
@@ -104,8 +114,8 @@ class ModuleTarget:
         self.identities: Mapping[str, Hashable | None] = {}
         self._asked: list[Entry] = []
         self._stored: Mapping[str, StoredLeaf] = {}
-        self._composites: list[CompositeTarget] = []
-        self._overwrites: list[Overwrite | CompositeTarget] = []
+        self._composites: list[CompositeTarget | DTensorTarget] = []
+        self._overwrites: list[Overwrite | CompositeTarget | DTensorTarget] = []
 
     def compare(self, comparison: Comparison) -> None:
         self._stored = stored = comparison.stored(self.name)
@@ -154,6 +164,8 @@ class ModuleTarget:
         for composite in self._composites:
             self._overwrites.append(composite)
             composite.bind(staged)
+        if any(isinstance(c, DTensorTarget) and c.became_real for c in self._composites):
+            take_up(self._module)
 
     def _attributes(self, entry: Entry) -> Mapping[str, object]:
         leaf = self._stored.get(entry.name)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ckptfmt.engine import ORDER_OPTIMIZER, Comparison, Staged, StoredLeaf
+from ckptfmt.engine import ORDER_OPTIMIZER, Comparison, Sharded, Staged, StoredLeaf
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
+from ckptfmt.torch.dtensor import ask_state, is_dtensor, joined
 from ckptfmt.torch.optimizer_match import Match, joint_problem, match_by_name, match_by_position
 from ckptfmt.torch.optimizers import (
     ALIASES,
@@ -278,6 +279,11 @@ class OptimizerTarget:
             self._parts = self._parts_without(match.surplus, comparison)
         for part in self._parts:
             comparison.subtree(part)
+        for own_name, parameter in self._parameters():
+            entry = self._entry(match.stored.get(own_name, "")) if is_dtensor(parameter) else None
+            for name, leaf in self._stored.items():
+                if entry is not None and name.startswith(entry + "/"):
+                    ask_state(comparison, leaf, parameter)
 
     def _parts_without(self, surplus: Sequence[str], comparison: Comparison) -> list[str]:
         """The top-level entries, and of the state all but what the target has no parameter for."""
@@ -311,6 +317,7 @@ class OptimizerTarget:
             else:
                 tree[str(parse_key(split_name(part)[-1]))] = value
         state = self._positional(tree)
+        self._join_parts(state["state"])
         optimizer = self._optimizer
         own_load = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
         spare = copy.deepcopy(optimizer.state_dict()) if own_load else None
@@ -318,6 +325,16 @@ class OptimizerTarget:
         optimizer.load_state_dict(state)
         self._put_dtypes_back(state["state"])
         self._keep_missing()
+
+    def _join_parts(self, state: Mapping[Any, Any]) -> None:
+        """Moments of which this rank has boxes become DTensors like their parameters."""
+        parameters = self._parameters()
+        for position, entry in state.items():
+            if isinstance(position, int) and isinstance(entry, dict):
+                name, parameter = parameters[position]
+                for key, value in entry.items():
+                    if isinstance(value, Sharded):
+                        entry[key] = joined(value, parameter, name)
 
     def _positional(self, tree: Any) -> dict[str, Any]:
         """The stored tree in the form and order that this optimizer's `load_state_dict` takes."""

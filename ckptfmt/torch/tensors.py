@@ -61,8 +61,8 @@ def _refusal(tensor: Any, meta: bool) -> tuple[str, str]:
         return "an uninitialized (lazy) tensor", "run one forward pass first"
     if cls.__name__ == "DTensor" and cls.__module__.startswith("torch."):
         return (
-            "a DTensor, of which this process holds a part",
-            "gather it first: tensor.full_tensor(), or a full state dict",
+            "a DTensor, of which this process holds a part, within another object",
+            "give it a leaf of its own, or gather it first: tensor.full_tensor()",
         )
     if cls not in _PLAIN and not _is_plain_buffer(cls):
         return (

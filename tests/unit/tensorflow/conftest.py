@@ -47,6 +47,7 @@ class Answers:
         *,
         source: str | None = None,
         rule: str = "",
+        boxes: object = None,
     ) -> bool:
         leaf = self.leaves.get(source or name)
         if leaf is None:
@@ -67,6 +68,9 @@ class Answers:
         raise NotImplementedError
 
     def subtree(self, name: str, *, rule: str = "") -> bool:
+        raise NotImplementedError
+
+    def in_parts(self, stored: str, boxes: object) -> None:
         raise NotImplementedError
 
     def moved(self, name: str, to: str) -> None:
@@ -110,6 +114,9 @@ class Values(dict[str, Any]):
 
     def own(self, name: str) -> Any:
         return self[name].copy()
+
+    def parts(self, name: str) -> Any:
+        raise NotImplementedError
 
     def subtree(self, name: str) -> Any:
         raise NotImplementedError
