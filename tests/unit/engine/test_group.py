@@ -15,6 +15,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt import ConflictError, FileGroup, MismatchError, Sharded, UsageError
+from ckptfmt.engine import per_rank
 from ckptfmt.engine.file_group import place_of
 from ckptfmt.engine.group import Meeting, pack_error, ranks_of, unpack_error
 
@@ -234,6 +235,70 @@ def test_two_attempts_that_are_alive_do_not_meet(tmp_path: Path) -> None:
         2,
     )
     failures(found, ConflictError, "did not answer in time")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_parts_are_restored_at_any_number_of_ranks(tmp_path: Path, size: int) -> None:
+    together(
+        lambda rank: ckptfmt.save(
+            tree(rank, 3, 6), tmp_path, step=6, group=FileGroup(rank, 3), timeout_s=TIMEOUT_S
+        ),
+        3,
+    )
+    targets = [tree(rank, size, 7) for rank in range(size)]
+
+    def restore(rank: int) -> Any:
+        return bool(ckptfmt.restore(targets[rank], tmp_path, group=FileGroup(rank, size)))
+
+    assert together(restore, size) == [True] * size
+    for rank, found in enumerate(targets):
+        expected = tree(rank, size, 6)
+        for (at, one), (where, other) in zip(found["w"].parts, expected["w"].parts, strict=True):
+            assert at == where
+            np.testing.assert_array_equal(one, other)
+        assert found["step"] == 6
+    assert left(tmp_path) == []
+
+
+def test_an_error_of_one_rank_while_it_binds_takes_all_of_them_back(tmp_path: Path) -> None:
+    class Picky:
+        def __init__(self, rank: int) -> None:
+            self.rank, self.value = rank, 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            if self.rank == 1 and state["value"] == 5:
+                raise ZeroDivisionError("not this one")
+            self.value = state["value"]
+
+    saved = Picky(0)
+    saved.value = 5
+    ckptfmt.save({"a": saved, "w": np.ones(3)}, tmp_path, step=1)
+    targets = [{"a": Picky(rank), "w": np.zeros(3)} for rank in range(2)]
+    found = together(
+        lambda rank: ckptfmt.restore(targets[rank], tmp_path, group=FileGroup(rank, 2)), 2
+    )
+    assert "rank 1: found ZeroDivisionError: not this one" in str(found[0])
+    assert isinstance(found[1], ZeroDivisionError)
+    for target in targets:
+        assert target["a"].value == 0  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(target["w"], 0.0)
+
+
+def test_per_rank_values_come_back_to_their_rank_and_need_as_many(tmp_path: Path) -> None:
+    together(
+        lambda rank: ckptfmt.save(
+            {"own": per_rank({"r": rank})}, tmp_path, step=1, group=FileGroup(rank, 2)
+        ),
+        2,
+    )
+    targets = [{"own": per_rank({"r": -1})} for _ in range(3)]
+    together(lambda r: ckptfmt.restore(targets[r], tmp_path, group=FileGroup(r, 2)), 2)
+    assert [t["own"].value for t in targets] == [{"r": 0}, {"r": 1}, {"r": -1}]
+    found = together(lambda r: ckptfmt.restore(targets[r], tmp_path, group=FileGroup(r, 3)), 3)
+    failures(found, MismatchError, "a value for each of 2 ranks")
 
 
 # -- rounds and errors
