@@ -56,6 +56,7 @@ def save(
     digest: DigestName = "xxh3-128",
     bases: Sequence[At] | None = None,
     durable: bool = True,
+    unchanged: Select | None = None,
     group: Group = None,
     timeout_s: float = 1800.0,
     progress: Progress = False,
@@ -80,6 +81,8 @@ def save(
         digest: `xxh3-128`, or `sha256` where writers do not trust each other.
         bases: Checkpoints whose chunks may be reused; None: the latest.
         durable: False leaves out fsync: survives a killed process, not a power cut.
+        unchanged: Leaves that you vouch for: their tensors are taken from the base by name, neither
+            read nor hashed. A wrong word here saves old values (experimental).
         group: None: this process alone. Else all ranks of it call, with the same step and options:
             "world", a ProcessGroup of torch, or FileGroup(rank, size). What several ranks hold is
             written once; the commit is one.
@@ -103,6 +106,7 @@ def save(
         if_exists=if_exists,
         options=SaveOptions(codec, chunk_nbytes, digest, durable),
         bases=bases,
+        unchanged=unchanged,
         group=group,
         timeout_s=timeout_s,
         progress=progress,
@@ -125,6 +129,7 @@ def save_async(
     digest: DigestName = "xxh3-128",
     bases: Sequence[At] | None = None,
     durable: bool = True,
+    unchanged: Select | None = None,
     group: Group = None,
     timeout_s: float = 1800.0,
     progress: Progress = False,
@@ -161,6 +166,7 @@ def save_async(
         if_exists=if_exists,
         options=SaveOptions(codec, chunk_nbytes, digest, durable),
         bases=bases,
+        unchanged=unchanged,
         group=group,
         when_busy=when_busy,
         timeout_s=timeout_s,

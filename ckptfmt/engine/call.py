@@ -18,7 +18,7 @@ from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import check_checkpoint_name, step_name
 from ckptfmt.storage import Backend
-from ckptfmt.types import At, Group, IfExists, Plain
+from ckptfmt.types import At, Group, IfExists, Plain, Select
 
 
 def settle_together(
@@ -41,6 +41,7 @@ def settle_together(
     ranks, backend = ranks_of(group), parse_where(path)[0].backend
     try:
         _, request = settle_call(tree, path, step, name, timeout_s=timeout_s, **o)
+        _refuse_vouching(request)
         settle(backend, when_busy)
     except BaseException as error:
         fail_in_group(ranks, backend, error, timeout_s)
@@ -61,6 +62,7 @@ def settle_call(
     bases: Sequence[At] | None,
     timeout_s: float,
     progress: Progress,
+    unchanged: Select | None = None,
 ) -> tuple[Backend, SaveRequest]:
     """Which store and name, and every argument checked, before anything is touched."""
     refuse_swapped(tree, path)
@@ -80,10 +82,20 @@ def settle_call(
         if_exists=_check_if_exists(if_exists, final),
         options=options,
         bases=bases,
+        unchanged=unchanged,
         timeout_s=timeout_s,
         progress=check_progress(progress),
     )
     return store.backend, request
+
+
+def _refuse_vouching(request: SaveRequest) -> None:
+    if request.unchanged is not None:
+        raise UsageError(
+            "unchanged= is for a save by one process alone",
+            reason="unchanged",
+            do="leave it out: what is unchanged costs one hash on each rank",
+        )
 
 
 def _name_of_selector(at: At, name: str | None, step: int | None) -> tuple[str | None, int | None]:

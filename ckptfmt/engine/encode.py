@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from operator import methodcaller
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.reuse import Bases, Place
 from ckptfmt.engine.stage import BOUNCE_NBYTES, Bounce, changed, stage_tensor
 from ckptfmt.engine.write import DataFiles
+from ckptfmt.errors import ConflictError
 from ckptfmt.format import (
     RAW,
     SMALL_TENSOR_NBYTES,
@@ -136,6 +137,10 @@ def _encode_all(encoder: _Encoder, plan: SavePlan, reporter: Reporter) -> None:
                 tried = done  # a file may have ended before the run did
                 reporter.advance(sum(sizes[region:done]))
                 continue
+        if tensor in plan.vouched:
+            encoder.vouched(region, (chunk_starts[region], chunk_starts[region + 1]))
+            reporter.advance(sizes[region])
+            continue
         payload, source = plan.payloads.get(tensor), plan.sources[tensor]
         far = payload is None and source.device is not None
         if tensor != staged:
@@ -165,6 +170,8 @@ def _small_until(plan: SavePlan) -> list[int]:
     if any(codec[0] for codec in set(plan.codecs)):
         encoded = np.fromiter((bool(c[0]) for c in plan.codecs), bool, len(plan.codecs))
         small &= ~encoded[tree.region_tensors]
+    if plan.vouched:
+        small &= ~np.isin(tree.region_tensors, list(plan.vouched))
     positions = np.arange(len(small))
     ends = np.where(small, len(small), positions)
     made: list[int] = np.minimum.accumulate(ends[::-1])[::-1].tolist()
@@ -291,6 +298,25 @@ class _Encoder:
             lambda new: self._chunks(region, {at: pieces[at] for at in new}, digests),
             live=self._is_live(region) and not codec,
         )
+
+    def vouched(self, region: int, rows: tuple[int, int]) -> None:
+        """A region whose digests a base gave: its chunks are where that base has them.
+
+        Raises:
+            ConflictError: kind `conflict-unchanged`: they are there no more.
+        """
+        digests = [self._plan.tree.chunk_digests[row].tobytes() for row in range(*rows)]
+
+        def gone(new: list[int]) -> NoReturn:
+            raise ConflictError(
+                "the stored data of a tensor that is said to be unchanged is gone",
+                reason="unchanged",
+                where=repr(self._plan.names[int(self._plan.tree.region_tensors[region])]),
+                found="damaged, or deleted by a collector",
+                do="save again without unchanged=; nothing was committed",
+            )
+
+        self._place(region, rows, digests, gone, live=False)
 
     def far_region(self, region: int, rows: tuple[int, int], offset: int) -> None:
         """A region of a tensor on a device, which begins at `offset` of its packed bytes.

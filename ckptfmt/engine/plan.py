@@ -72,6 +72,7 @@ class SavePlan:
         codecs: Codec of each tensor, or one for all.
         names: First leaf name of each tensor.
         staged: The arena that holds the payloads, if they were staged.
+        vouched: Tensor rows whose digests are those of a base: their bytes are not looked at.
     """
 
     tree: TreeSection
@@ -81,6 +82,7 @@ class SavePlan:
     names: Sequence[str]
     options: SaveOptions
     staged: StagedMemory | None = None
+    vouched: frozenset[int] = frozenset()
 
 
 def dtype_of_source(source: TensorSource) -> Dtype:

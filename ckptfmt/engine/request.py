@@ -9,7 +9,7 @@ from ckptfmt import __version__
 from ckptfmt.engine.group import Ranks
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.events import Progress
-from ckptfmt.types import At, IfExists
+from ckptfmt.types import At, IfExists, Select
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class SaveRequest:
     if_exists: IfExists
     options: SaveOptions
     bases: Sequence[At] | None = None
+    unchanged: Select | None = None
+    """Leaves that the caller vouches for: taken from the base."""
     timeout_s: float = 1800.0
     progress: Progress = False
     writer: str = f"ckptfmt {__version__}"

@@ -44,6 +44,7 @@ from ckptfmt.engine.plan import SavePlan, plan_save
 from ckptfmt.engine.request import SaveRequest
 from ckptfmt.engine.sharded import refuse_parts
 from ckptfmt.engine.tree import flatten
+from ckptfmt.engine.vouch import vouch
 from ckptfmt.errors import (
     ExistsError,
     FormatError,
@@ -117,6 +118,9 @@ def prepare_save(tree: object, backend: Backend, request: SaveRequest) -> Prepar
     existing = look(backend, request.name)
     refuse_early(backend, existing, request)
     refuse_other_structure(existing, plan.tree, request)
+    if request.unchanged is not None:
+        bases = open_bases(backend, choose_bases(backend, existing.found, request))
+        plan = vouch(plan, bases, request.unchanged)
     return Prepared(backend, request, plan, existing, started_s)
 
 

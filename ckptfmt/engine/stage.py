@@ -124,7 +124,7 @@ def plan_layout(plan: SavePlan) -> Layout:
     offsets = np.full(len(sizes), -1, np.int64)
     begin, at = 0, HEAD_NBYTES
     for tensor, nbytes in enumerate(sizes):
-        if not nbytes:
+        if not nbytes or tensor in plan.vouched:
             continue
         if at - begin > FILE_NBYTES_TARGET:
             begin = -(-at // BLOCK_NBYTES) * BLOCK_NBYTES
