@@ -178,6 +178,7 @@ class ConvertReport:
         loaded: Names carried over as they are.
         renamed: Foreign name -> name in the checkpoint, where they differ.
         skipped: Name -> reason, for what was not carried.
+        opaque: Name -> class, for objects of unknown classes, carried as plain data.
         nbytes: Logical bytes carried.
     """
 
@@ -186,4 +187,5 @@ class ConvertReport:
     loaded: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
+    opaque: Mapping[str, str] = field(default_factory=dict)
     nbytes: int = 0

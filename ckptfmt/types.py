@@ -26,6 +26,8 @@ Index: TypeAlias = Any
 """What NumPy takes between brackets: `np.s_[0:8, ..., 3]`."""
 Mode = Literal["auto", "mmap", "read"]
 IfExists = Literal["error", "replace", "keep"]
+Unknown = Literal["opaque", "refuse"]
+"""Objects of a foreign file whose class is code: carried as plain data, or refused."""
 DigestName = Literal["xxh3-128", "sha256"]
 
 

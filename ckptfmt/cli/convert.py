@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ckptfmt.cli.exit_codes import OK, PARTIAL
@@ -18,15 +19,18 @@ DESCRIPTION = """\
 Carry a file or folder of another format into a store: every tensor bit for
 bit, or an error and nothing written. Values are streamed, then compared
 with the source once more. A folder of shards is read as its *.index.json
-says. Nothing in the file is ever run."""
+says. Nothing in the file is ever run: an object of an unknown class becomes
+the plain data it consists of."""
 EPILOG = """\
 examples:
   ckptfmt convert model.safetensors runs/base
+  ckptfmt convert pytorch_model.pt runs/base
   ckptfmt convert model/ runs/base --name llama --if-exists replace
   ckptfmt convert model.safetensors --list      what would be carried
   ckptfmt convert --list                        the formats that can be read
 
-exit codes: 0 all carried, 3 a tensor of the source was left out (it is listed)"""
+exit codes: 0 all carried, 3 something was left out with --allow-partial (it is
+listed), 12 something cannot be carried"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--name", metavar="NAME", help="save it under this name (default: main)")
     parser.add_argument(
         "--if-exists", choices=("error", "replace", "keep"), help="where the name is taken"
+    )
+    parser.add_argument(
+        "--unknown",
+        default="opaque",
+        choices=("opaque", "refuse"),
+        help="objects of classes that are code: carry their plain data (default), or refuse",
+    )
+    parser.add_argument(
+        "--allow-partial", action="store_true", help="go on without what cannot be carried"
     )
     parser.add_argument("--codec", default="raw", metavar="CODEC", help="raw (default) or zstd")
     parser.add_argument(
@@ -76,6 +89,8 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
             if_exists=args.if_exists,
             codec=args.codec,
             digest=args.digest,
+            unknown=args.unknown,
+            allow_partial=args.allow_partial,
             progress=progress,
         )
     assert report.info is not None
@@ -87,6 +102,7 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
         "loaded": list(report.loaded),
         "renamed": dict(report.renamed),
         "skipped": dict(report.skipped),
+        "opaque": dict(report.opaque),
         "nbytes": report.nbytes,
     }
     size = f"{format_count(len(report.loaded), 'tensor')}, {format_nbytes(report.nbytes)}"
@@ -101,6 +117,7 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
             f"  {format_count(len(report.renamed), 'name')} escaped (/ and ~ within a key)"
         )
     out.result(document, *shown)
+    _note_opaque(report.opaque, out)
     for name, reason in report.skipped.items():
         out.note(f"not carried: {name}: {reason}")
     return PARTIAL if any(not r.startswith("file ") for r in report.skipped.values()) else OK
@@ -140,6 +157,7 @@ def _list_content(args: argparse.Namespace, out: Output) -> int:
             for t in tree.tensors.values()
         ],
         "skipped": {**tree.skipped, **tree.ignored},
+        "opaque": dict(tree.opaque),
         "nbytes": tree.nbytes,
     }
     out.result(
@@ -148,9 +166,15 @@ def _list_content(args: argparse.Namespace, out: Output) -> int:
         "",
         f"{format_count(len(tree.tensors), 'tensor')}, {format_nbytes(tree.nbytes)}",
     )
+    _note_opaque(tree.opaque, out)
     for name, reason in {**tree.skipped, **tree.ignored}.items():
         out.note(f"not carried: {name}: {reason}")
     return OK
+
+
+def _note_opaque(opaque: Mapping[str, str], out: Output) -> None:
+    for name, of in opaque.items():
+        out.note(f"as plain data: {name or '(root)'}: {of}")
 
 
 def _tensor_table(tree: ForeignTree) -> Table:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ckptfmt.cli.comparison import CHANGED, UNKNOWN, Comparison, Difference, Side, compare
-from ckptfmt.cli.leaves import TENSOR, Leaf, leaves_of_index
+from ckptfmt.cli.leaves import TENSOR, VALUE, Leaf, leaves_of_index
 from ckptfmt.cli.statistics import blocks
 from ckptfmt.cli.where import parse_store
 from ckptfmt.engine import Checkpoint, select_positions
@@ -93,10 +93,28 @@ class _Foreign:
 
     def leaves(self, select: Iterable[str] | None) -> list[Leaf]:
         tensors = self.checkpoint.foreign.tensors
-        names = list(tensors) if select is None else self.checkpoint.select(list(select))
-        return [
-            Leaf(n, TENSOR, tensors[n].dtype, tensors[n].shape, tensors[n].nbytes) for n in names
-        ]
+        names = list(self.checkpoint) if select is None else self.checkpoint.select(list(select))
+        first = {name: tied[0] for tied in self.checkpoint.ties() for name in tied[1:]}
+        long = self._long_values()
+        made = []
+        for n in names:
+            if n in tensors:
+                t = tensors[n]
+                made.append(Leaf(n, TENSOR, t.dtype, t.shape, t.nbytes, first.get(n, "")))
+            elif n in long:
+                made.append(Leaf(n, VALUE, "value", nbytes=long[n]))
+            else:
+                value = self.checkpoint[n]
+                made.append(Leaf(n, VALUE, type(value).__name__, value=value))
+        return made
+
+    def _long_values(self) -> dict[str, int]:
+        """Values that a checkpoint keeps as data -> their packed bytes."""
+        from ckptfmt.format import LEAF_PACKED
+
+        flat = self.checkpoint.flat
+        rows = zip(flat.names, flat.kinds, flat.rows, strict=True)
+        return {name: flat.tensors[row].shape[0] for name, kind, row in rows if kind == LEAF_PACKED}
 
     def item(self, name: str) -> Any:
         return self.checkpoint[name]

@@ -46,6 +46,7 @@ _HOMES = {
     "StoredTensor": "open",
     "Target": "adapter",
     "TensorSource": "adapter",
+    "TreeSource": "source",
     "abort_parts": "parts",
     "aligned_buffer": "arena",
     "annotate": "notes",
@@ -120,6 +121,7 @@ __all__ = [
     "StoredTensor",
     "Target",
     "TensorSource",
+    "TreeSource",
     "abort_parts",
     "aligned_buffer",
     "annotate",
@@ -233,6 +235,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.select import nearest as nearest
     from ckptfmt.engine.select import select_positions as select_positions
     from ckptfmt.engine.sharded import Sharded as Sharded
+    from ckptfmt.engine.source import TreeSource as TreeSource
     from ckptfmt.engine.stage import copy_arrays as copy_arrays
     from ckptfmt.engine.store import Store as Store
     from ckptfmt.engine.tree import FRAMEWORK as FRAMEWORK

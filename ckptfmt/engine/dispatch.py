@@ -32,6 +32,7 @@ ADAPTERS: dict[str, tuple[str, str]] = {
     "tensorflow": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
     "keras": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
     "ckptfmt.tensorflow": ("ckptfmt.tensorflow:ADAPTER", "tensorflow"),
+    "ckptfmt.foreign": ("ckptfmt.foreign.adapter:ADAPTER", ""),
 }
 """Root module of a type -> ("module:attribute", extra). Entry points of the group below add rows."""
 ENTRY_POINTS = "ckptfmt.adapters"

@@ -22,7 +22,7 @@ from ckptfmt.engine.plan import dtype_of_source
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader
 from ckptfmt.engine.select import select_positions
-from ckptfmt.engine.tree import FlatTree, flatten
+from ckptfmt.engine.tree import ABSENT, FlatTree, flatten, unflatten
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import LEAF_PACKED, LEAF_TENSOR, LEAF_VALUE, pack_array, packed_nbytes
@@ -169,8 +169,11 @@ class TreeSource:
 
     def __init__(self, tree: object) -> None:
         self.info: CheckpointInfo | None = None
-        if isinstance(tree, Mapping) and not isinstance(tree, dict):
-            # A mapping of leaf names (what open_foreign gives): its names are taken as they are.
+        flat = getattr(tree, "flat", None)
+        if isinstance(flat, FlatTree):
+            self._flat = flat  # what open_foreign gives: flattened already
+        elif isinstance(tree, Mapping) and not isinstance(tree, dict):
+            # A mapping of leaf names: they are taken as they are.
             self._flat = _flat_of(tree)
         else:
             self._flat = flatten(tree)
@@ -184,11 +187,8 @@ class TreeSource:
                 source = flat.tensors[row]
                 shape, extra = tuple(source.shape), attributes.get(position, {})
                 made.append(StoredLeaf(name, source.dtype, shape, row, None, extra))
-            elif flat.kinds[position] == LEAF_VALUE:
-                made.append(StoredLeaf(name, value=parse_leaf_value(flat.values[row], name)))
             else:
-                data = flat.tensors[row].fetch().tobytes()
-                made.append(StoredLeaf(name, value=parse_leaf_value(data, name)))
+                made.append(StoredLeaf(name, value=self.value(position)))
         return made
 
     def tensor_leaves(self) -> list[tuple[StoredLeaf, TensorSource]]:
@@ -213,6 +213,29 @@ class TreeSource:
         if one.dtype != other.dtype or tuple(one.shape) != tuple(other.shape):
             return False
         return bytes(pack_array(one.fetch())) == bytes(pack_array(other.fetch()))
+
+    def load(self, names: Select | None = None) -> Any:
+        """The tree, or the selected part, with arrays of its own; a tie is one array."""
+        flat = self._flat
+        every: list[Any] = [ABSENT] * len(flat.names)
+        arrays: dict[int, Array] = {}
+        for position in select_positions(flat.names, names, "the source tree"):
+            row = flat.rows[position]
+            if flat.kinds[position] == LEAF_TENSOR:
+                if row not in arrays:
+                    arrays[row] = np.array(flat.tensors[row].fetch())
+                every[position] = arrays[row]
+            else:
+                every[position] = self.value(position)
+        return unflatten(flat.names, every, self.containers(), partial=names is not None)
+
+    def value(self, position: int) -> Any:
+        """The plain value that a leaf is."""
+        flat = self._flat
+        name, row = flat.names[position], flat.rows[position]
+        if flat.kinds[position] == LEAF_VALUE:
+            return parse_leaf_value(flat.values[row], name)
+        return parse_leaf_value(flat.tensors[row].fetch().tobytes(), name)
 
     def containers(self) -> dict[str, tuple[str, bytes]]:
         return {name: (kind, argument) for name, kind, argument in self._flat.containers}

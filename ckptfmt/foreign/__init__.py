@@ -5,7 +5,14 @@
 
 from __future__ import annotations
 
-from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer
+from ckptfmt.foreign.base import (
+    ForeignContainer,
+    ForeignTensor,
+    ForeignTree,
+    ForeignValue,
+    Importer,
+    tree_of,
+)
 from ckptfmt.foreign.conversion import convert, same_digests
 from ckptfmt.foreign.opening import ForeignCheckpoint, open_foreign
 from ckptfmt.foreign.registry import IMPORTERS, detect_format, importer_names, read_foreign
@@ -13,8 +20,10 @@ from ckptfmt.foreign.registry import IMPORTERS, detect_format, importer_names, r
 __all__ = [
     "IMPORTERS",
     "ForeignCheckpoint",
+    "ForeignContainer",
     "ForeignTensor",
     "ForeignTree",
+    "ForeignValue",
     "Importer",
     "convert",
     "detect_format",
@@ -22,4 +31,5 @@ __all__ = [
     "open_foreign",
     "read_foreign",
     "same_digests",
+    "tree_of",
 ]

@@ -9,14 +9,23 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ckptfmt.errors import CorruptError, NotFoundError, StorageError
+from ckptfmt.errors import (
+    CorruptError,
+    NotFoundError,
+    StorageError,
+    UnsupportedError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ckptfmt.engine import FlatTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,8 @@ class ForeignTensor:
         where: File and byte range.
         fetch: Gives the values as a read-only array; a view of the mapped file where that can be.
         must_check: Only `fetch` finds out whether the values can be carried.
+        identity: Equal for two leaves that are one tensor in the file: a tie. None: its own.
+        attributes: Dotted key -> plain value, kept with the leaf: `torch.requires_grad`.
     """
 
     name: str
@@ -42,19 +53,49 @@ class ForeignTensor:
     where: str
     fetch: Callable[[], NDArray[Any]]
     must_check: bool = False
+    identity: Hashable | None = None
+    attributes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForeignContainer:
+    """A dict with attributes of its own, kept as a container: the parts of a composite tensor, or
+    what a module wrote beside its state.
+
+    `attributes`: dotted key -> plain value.
+    """
+
+    tree: dict[str, Any]
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignValue:
+    """A plain value of a framework that need not be installed, as its adapter packs it:
+    ("torch.Size", [2, 3])."""
+
+    tag: str
+    payload: object
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignTree:
     """All of a foreign checkpoint.
 
+    Flat: `tensors` and `keys`. A format that also knows values, lists and ties gives a `root`, and
+    is made by `tree_of`.
+
     Attributes:
         format: The format's name.
-        tensors: By name in the checkpoint, in the order of the file.
+        tensors: By name in the checkpoint, in the order of the file. Tied ones stand under each name.
         metadata: What the file says about itself, for the checkpoint's metadata.
-        skipped: Foreign name -> reason, for tensors that are not carried.
+        skipped: Foreign name -> reason, for tensors and values that are not carried.
         ignored: File -> reason, for files beside that are not part of it.
         keys: Name in the checkpoint -> the dict keys that lead to it.
+        opaque: Name -> class, for objects that are carried as the plain data they consist of.
+        root: The nested tree: dicts, lists, tuples and values with a `ForeignTensor`,
+            `ForeignContainer` or `ForeignValue` where one belongs.
+        flat: The same as columns.
     """
 
     format: str
@@ -63,10 +104,70 @@ class ForeignTree:
     skipped: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    opaque: Mapping[str, str] = field(default_factory=dict)
+    root: Any = None
+    flat: FlatTree | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        """Bytes of all values; a tie counts once."""
+        once = {t.identity or name: t.nbytes for name, t in self.tensors.items()}
+        return sum(once.values())
+
+
+def tree_of(
+    root: Any,
+    file_format: str,
+    *,
+    metadata: Mapping[str, object] = MappingProxyType({}),
+    skipped: Mapping[str, str] = MappingProxyType({}),
+    ignored: Mapping[str, str] = MappingProxyType({}),
+    opaque: Mapping[str, str] = MappingProxyType({}),
+) -> ForeignTree:
+    """The foreign tree of a nested one, whose tensors are all `ForeignTensor`s; they get the names
+    that a save would give them.
+
+    Raises:
+        UnsupportedError: Something in it is of no kind that a checkpoint has; it is named.
+    """
+    from ckptfmt.engine import flatten
+    from ckptfmt.format import LEAF_TENSOR, split_name
+
+    try:
+        flat = flatten(root)
+    except UsageError as error:
+        raise UnsupportedError(
+            f"the file holds what no checkpoint can: {error.what}",
+            reason="foreign-value",
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+            do="load it with the framework that wrote it, and save plain data",
+        ) from error
+    tensors = {}
+    for name, kind, row in zip(flat.names, flat.kinds, flat.rows, strict=True):
+        if kind == LEAF_TENSOR:
+            made = flat.tensors[row].keep
+            assert isinstance(made, ForeignTensor)
+            foreign = "/".join(_plain(part) for part in split_name(name))
+            tensors[name] = replace(made, name=name, foreign_name=foreign)
+    return ForeignTree(
+        file_format,
+        tensors,
+        metadata=metadata,
+        skipped=skipped,
+        ignored=ignored,
+        opaque=opaque,
+        root=root,
+        flat=flat,
+    )
+
+
+def _plain(part: str) -> str:
+    from ckptfmt.format import parse_key
+
+    key = parse_key(part)
+    return key if isinstance(key, str) else repr(key)
 
 
 class Importer(ABC):

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ckptfmt.errors import CorruptError, ExistsError
+from ckptfmt.errors import CorruptError, ExistsError, UnsupportedError, UsageError
 from ckptfmt.events import Event, Progress
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.opening import ForeignCheckpoint
 from ckptfmt.foreign.registry import read_foreign
 from ckptfmt.reports import ConvertReport
-from ckptfmt.types import CheckpointInfo, DigestName, IfExists, StrPath
+from ckptfmt.types import CheckpointInfo, DigestName, IfExists, StrPath, Unknown
 
 if TYPE_CHECKING:
-    from ckptfmt.engine import Store
+    from ckptfmt.engine import FlatTree, Store
     from ckptfmt.format import Index
+
+_LISTED_MAX = 10
 
 
 def convert(
@@ -36,8 +39,10 @@ def convert(
     digest: DigestName = "xxh3-128",
     durable: bool = True,
     progress: Progress = False,
+    unknown: Unknown = "opaque",
+    allow_partial: bool = False,
 ) -> ConvertReport:
-    """Carry a foreign file or folder into a store: every tensor, bit for bit, or an error.
+    """Carry a foreign file or folder into a store: every leaf, bit for bit, or an error.
 
     Values are streamed from the mapped file. After the commit every chunk's digest is computed
     again from the source and compared with the checkpoint's; a source that changed meanwhile costs
@@ -48,16 +53,21 @@ def convert(
         dst: The store.
         source_format: Its format, where it shall not be found out from the content.
         metadata: Added to what the file says about itself; the caller's wins.
+        unknown: What becomes of objects whose class is code: "opaque" carries the plain data they
+            consist of, `{"class": "pkg.Name", "state": ...}`; "refuse" is an error.
+        allow_partial: Go on where something cannot be carried; the report's `skipped` names it.
     Raises:
-        UnsupportedError: A tensor cannot be carried; it is named, and nothing was written.
+        UnsupportedError: A leaf cannot be carried; it is named, and nothing was written.
         CorruptError: The file is damaged or hostile, or changed while it was read.
     """
     from ckptfmt.engine import api
 
     started = datetime.now(UTC)
     tree = read_foreign(src, source_format=source_format)
+    _check_complete(src, tree, unknown=unknown, allow_partial=allow_partial)
+    source = _source(src, tree)
     info = api.save(
-        _nested(src, tree),
+        source.tree(),
         dst,
         step=step,
         name=name,
@@ -70,24 +80,61 @@ def convert(
         durable=durable,
         progress=progress,
     )
-    _check(tree, info, dst, is_new=info.created >= started, progress=progress)
+    _check(source, info, dst, is_new=info.created >= started, progress=progress)
     return ConvertReport(
         info=info,
         format=tree.format,
         loaded=list(tree.tensors),
         renamed={t.foreign_name: n for n, t in tree.tensors.items() if t.foreign_name != n},
         skipped={**tree.skipped, **tree.ignored},
+        opaque=dict(tree.opaque),
         nbytes=tree.nbytes,
     )
 
 
-def _nested(path: StrPath, tree: ForeignTree) -> Any:
-    """The dict that a save takes: keys as the file has them, leaves that have read nothing yet."""
+def _check_complete(
+    path: StrPath, tree: ForeignTree, *, unknown: Unknown, allow_partial: bool
+) -> None:
+    """Nothing is left out, or taken apart, that the caller does not know of."""
+    if unknown not in ("opaque", "refuse"):
+        raise UsageError(
+            "not a legal choice",
+            reason="unknown",
+            where="unknown=",
+            expected="opaque or refuse",
+            found=repr(unknown),
+        )
+    if tree.opaque and unknown == "refuse":
+        raise UnsupportedError(
+            f"{len(tree.opaque)} objects are of classes that are code",
+            reason="foreign-opaque",
+            where=os.fspath(path),
+            found=_listed({name or "the root": of for name, of in tree.opaque.items()}),
+            do='unknown="opaque" (--unknown opaque) carries the plain data they consist of',
+        )
+    if tree.skipped and not allow_partial:
+        raise UnsupportedError(
+            f"{len(tree.skipped)} items cannot be carried",
+            reason="foreign-partial",
+            where=os.fspath(path),
+            found=_listed(tree.skipped),
+            do="allow_partial=True (--allow-partial) carries the rest",
+        )
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    shown = [f"{name}: {reason}" for name, reason in islice(reasons.items(), _LISTED_MAX)]
+    more = len(reasons) - len(shown)
+    return "; ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+def _source(path: StrPath, tree: ForeignTree) -> ForeignCheckpoint:
+    """The source of a save, whose leaves have read nothing yet."""
     for tensor in tree.tensors.values():
         if tensor.must_check:
             # What cannot be carried is refused before anything is written.
             tensor.fetch()
-    return ForeignCheckpoint(os.fspath(path), tree).tree()
+    return ForeignCheckpoint(os.fspath(path), tree)
 
 
 def _foreign_metadata(tree: ForeignTree) -> dict[str, object]:
@@ -99,7 +146,7 @@ def _foreign_metadata(tree: ForeignTree) -> dict[str, object]:
 
 
 def _check(
-    tree: ForeignTree,
+    source: ForeignCheckpoint,
     info: CheckpointInfo,
     dst: StrPath | Store,
     *,
@@ -111,7 +158,9 @@ def _check(
 
     store = dst if isinstance(dst, Store) else Store(info.url)
     with store.open(info.name) as checkpoint:
-        wrong = _first_difference(tree, checkpoint.index, info, progress)
+        wrong = _first_difference(source.foreign, checkpoint.index, info, progress)
+        if wrong is None and not is_new:
+            wrong = _other_values(source.flat, checkpoint.index)
     if wrong is None:
         return
     if not is_new:
@@ -119,7 +168,7 @@ def _check(
             "the checkpoint that was kept holds another tree than the source",
             reason="other-tree",
             where=f"{info.name} of {info.url}",
-            found=f"tensor {wrong} differs",
+            found=f"{wrong} differs",
             do="choose another step or name, or if_exists='replace'",
         )
     store.delete(info.name, force=True)
@@ -135,12 +184,32 @@ def _first_difference(
     tree: ForeignTree, index: Index, info: CheckpointInfo, progress: Progress
 ) -> str | None:
     done, total = 0, tree.nbytes
+    seen: set[Hashable] = set()
     for name, tensor in tree.tensors.items():
+        if tensor.identity in seen:
+            continue  # a tie is one tensor
+        if tensor.identity is not None:
+            seen.add(tensor.identity)
         if not same_digests(index, name, tensor):
             return tensor.where
         done += tensor.nbytes
         if callable(progress):
             progress(Event("check", time.time(), info.name, info.step, done, total))
+    return None
+
+
+def _other_values(flat: FlatTree, index: Index) -> str | None:
+    """A leaf of the source that is no tensor and differs in a checkpoint that was kept."""
+    from ckptfmt.format import LEAF_VALUE
+
+    if list(index.tree.leaf_names) != flat.names:
+        return "the list of names"
+    kinds, rows = index.tree.leaf_kinds.tolist(), index.tree.leaf_rows.tolist()
+    for at, name in enumerate(flat.names):
+        if flat.kinds[at] != kinds[at]:
+            return f"the kind of {name}"
+        if kinds[at] == LEAF_VALUE and index.tree.values[rows[at]] != flat.values[flat.rows[at]]:
+            return f"the value {name}"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from ckptfmt.types import CheckpointInfo, Mode, Select, StrPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ckptfmt.engine import FlatTree, TreeSource
 
 
 def open_foreign(path: StrPath) -> ForeignCheckpoint:
@@ -37,24 +39,24 @@ class ForeignStored:
     codec = "raw"
 
     def __init__(self, tensor: ForeignTensor) -> None:
-        self._tensor = tensor
+        self.foreign = tensor
 
     @property
     def name(self) -> str:
-        return self._tensor.name
+        return self.foreign.name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._tensor.shape
+        return self.foreign.shape
 
     @property
     def nbytes(self) -> int:
-        return self._tensor.nbytes
+        return self.foreign.nbytes
 
     @property
     def dtype_name(self) -> str:
         """The format's name of the dtype (spec 04)."""
-        return self._tensor.dtype
+        return self.foreign.dtype
 
     def __repr__(self) -> str:
         return f"<ForeignStored {self.name!r} {self.dtype_name} {list(self.shape)}>"
@@ -74,7 +76,7 @@ class ForeignStored:
         bits = self.nbytes * 8 // max(1, int(np.prod(self.shape, dtype=object)))
         if self.nbytes:
             return numpy_dtype(Dtype(self.dtype_name, bits))
-        return self._tensor.fetch().dtype
+        return self.foreign.fetch().dtype
 
     def read(
         self, region: Any = ..., *, out: NDArray[Any] | None = None, verify: bool = True
@@ -82,7 +84,7 @@ class ForeignStored:
         """The tensor, or a part of it, in memory of its own. A foreign file has no digests, so
         `verify` has nothing to check.
         """
-        made = self._tensor.fetch()[region]
+        made = self.foreign.fetch()[region]
         if out is None:
             return np.array(made)
         if out.shape != made.shape or out.dtype != made.dtype:
@@ -98,23 +100,28 @@ class ForeignStored:
 
     def mmap(self) -> NDArray[Any]:
         """A read-only view of the mapped file."""
-        return self._tensor.fetch()
+        return self.foreign.fetch()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        made = self._tensor.fetch()
+        made = self.foreign.fetch()
         if dtype is not None and dtype != made.dtype:
             return made.astype(dtype)
         return np.array(made) if copy else made
 
 
-class ForeignCheckpoint(Mapping[str, ForeignStored]):
-    """A foreign file or folder, seen as a checkpoint. A context manager."""
+class ForeignCheckpoint(Mapping[str, Any]):
+    """A foreign file or folder, seen as a checkpoint: leaf name -> `ForeignStored` or plain value.
+
+    A context manager.
+    """
 
     def __init__(self, path: str, foreign: ForeignTree) -> None:
         self.path, self.foreign = path, foreign
+        self._flat = foreign.flat
+        self._positions: dict[str, int] | None = None
 
     def __repr__(self) -> str:
-        return f"<ForeignCheckpoint {self.path} ({self.foreign.format}): {len(self)} tensors>"
+        return f"<ForeignCheckpoint {self.path} ({self.foreign.format}): {len(self)} leaves>"
 
     def __enter__(self) -> ForeignCheckpoint:
         return self
@@ -131,6 +138,15 @@ class ForeignCheckpoint(Mapping[str, ForeignStored]):
         """Nothing to give back: the maps live as long as an array in them."""
 
     @property
+    def flat(self) -> FlatTree:
+        """The leaves as columns, as a save would make them."""
+        if self._flat is None:
+            from ckptfmt.engine import flatten
+
+            self._flat = flatten(self.tree())
+        return self._flat
+
+    @property
     def info(self) -> CheckpointInfo:
         """What is known without a store: size, count and the file's own metadata."""
         return CheckpointInfo(
@@ -142,7 +158,7 @@ class ForeignCheckpoint(Mapping[str, ForeignStored]):
             nbytes=self.foreign.nbytes,
             stored_nbytes=self.foreign.nbytes,
             written_nbytes=0,
-            tensors=len(self),
+            tensors=len(self.foreign.tensors),
             digest="",
             metadata=dict(self.foreign.metadata),
             metrics={},
@@ -152,17 +168,26 @@ class ForeignCheckpoint(Mapping[str, ForeignStored]):
         )
 
     def __len__(self) -> int:
-        return len(self.foreign.tensors)
+        return len(self.flat.names)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.foreign.tensors)
+        return iter(self.flat.names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.foreign.tensors
+        return name in self._leaf_positions
 
-    def __getitem__(self, name: str) -> ForeignStored:
+    @property
+    def _leaf_positions(self) -> dict[str, int]:
+        if self._positions is None:
+            self._positions = {name: at for at, name in enumerate(self.flat.names)}
+        return self._positions
+
+    def __getitem__(self, name: str) -> Any:
         tensor = self.foreign.tensors.get(name)
-        if tensor is None:
+        if tensor is not None:
+            return ForeignStored(tensor)
+        position = self._leaf_positions.get(name)
+        if position is None:
             from ckptfmt.engine import nearest
 
             raise NotFoundError(
@@ -172,7 +197,12 @@ class ForeignCheckpoint(Mapping[str, ForeignStored]):
                 expected=repr(name),
                 do=nearest(name, self),
             )
-        return ForeignStored(tensor)
+        return self._source().value(position)
+
+    def _source(self) -> TreeSource:
+        from ckptfmt.engine import TreeSource
+
+        return TreeSource(self)
 
     def select(self, names: Select | None) -> list[str]:
         """Selected names, in order. NotFoundError if a pattern matches nothing."""
@@ -189,16 +219,31 @@ class ForeignCheckpoint(Mapping[str, ForeignStored]):
             return []
 
     def ties(self) -> list[list[str]]:
-        """No format that is read so far knows ties."""
-        return []
+        """Names that are one tensor in the file, where its format knows ties."""
+        found: dict[Hashable, list[str]] = {}
+        for name, tensor in self.foreign.tensors.items():
+            if tensor.identity is not None and tensor.nbytes:
+                found.setdefault(tensor.identity, []).append(name)
+        return [names for names in found.values() if len(names) > 1]
 
     def tree(self) -> Any:
-        """Dicts as the file's keys say, a `ForeignStored` for each tensor."""
-        return self._nest(list(self), lambda stored: stored)
+        """The tree as the file has it, with something lazy for each tensor: a source for `save`."""
+        if self.foreign.root is not None:
+            return self.foreign.root
+        made: dict[str, Any] = {}
+        for name, tensor in self.foreign.tensors.items():
+            node = made
+            *parents, last = self.foreign.keys[name]
+            for key in parents:
+                node = node.setdefault(key, {})
+            node[last] = ForeignStored(tensor)
+        return made
 
     def load(self, *, names: Select | None = None, mode: Mode = "auto", verify: bool = True) -> Any:
         """The tree as NumPy arrays, writable and private to the caller."""
-        return self._nest(self.select(names), lambda stored: stored.read())
+        if names is not None:
+            self.select(names)  # whose error names the file
+        return self._source().load(names)
 
     def read(self, regions: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Boxes of many tensors."""
@@ -207,7 +252,7 @@ class ForeignCheckpoint(Mapping[str, ForeignStored]):
     def verify(self, names: Select = "**") -> VerifyReport:
         """Read the selected leaves. There are no digests: only what cannot be valid is found."""
         problems = []
-        chosen = self.select(names)
+        chosen = [name for name in self.select(names) if name in self.foreign.tensors]
         for name in chosen:
             try:
                 self[name].read()
@@ -215,13 +260,3 @@ class ForeignCheckpoint(Mapping[str, ForeignStored]):
                 problems.append(Damage(self.path, 0, 0, "", name, str(error)))
         nbytes = sum(self.foreign.tensors[name].nbytes for name in chosen)
         return VerifyReport(problems, checkpoints=1, files=1, nbytes=nbytes)
-
-    def _nest(self, names: list[str], make: Any) -> Any:
-        made: dict[str, Any] = {}
-        for name in names:
-            node = made
-            *parents, last = self.foreign.keys[name]
-            for key in parents:
-                node = node.setdefault(key, {})
-            node[last] = make(self[name])
-        return made
