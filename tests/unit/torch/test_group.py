@@ -187,7 +187,8 @@ def die_in_the_middle(rank: int, size: int, path: Path, how: str) -> Any:
     return ckt.save({"m": model()}, path, step=1, group="world", timeout_s=4.0).name
 
 
-@pytest.mark.parametrize("how", ["dies", pytest.param("is late", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dies", "is late"])
 def test_a_rank_that_goes_missing_in_the_middle_is_named(tmp_path: Path, how: str) -> None:
     found = together(die_in_the_middle, 3, tmp_path, how)
     assert "did not answer in time: rank 1" in found[0]
@@ -239,6 +240,44 @@ def test_placements_of_a_mesh_become_boxes(tmp_path: Path) -> None:
     whole = np.arange(35, dtype=np.float32).reshape(7, 5)
     for array in ckptfmt.load(tmp_path).values():
         np.testing.assert_array_equal(array, whole)
+
+
+def two_dimensions(rank: int, size: int, path: Path) -> Any:
+    """FSDP2 over tensor parallelism: strided shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    def net(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        made = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 4))
+        parallelize_module(made, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        return fully_shard(made, mesh=mesh["dp"])
+
+    one, other = net(0), net(1)
+    kinds = [str(p.placements) for p in one.parameters()]
+    ckt.save({"m": one}, path, step=1, group="world", timeout_s=TIMEOUT_S)
+    ckt.restore({"m": other}, path, group="world")
+    return kinds, full(one.state_dict()), full(other.state_dict())
+
+
+@pytest.mark.slow
+def test_fsdp_over_tensor_parallelism_is_kept_bit_for_bit(tmp_path: Path) -> None:
+    found = together(two_dimensions, 4, tmp_path)
+    assert not isinstance(found[0], str), found
+    kinds, weights, restored = found[0]
+    assert any("Strided" in kind or "_S" in kind for kind in kinds), kinds
+    equal(weights, restored)
+    equal({k: v.numpy() for k, v in ckt.load(tmp_path)["m"].items()}, weights)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 4))
+    equal({k: v.numpy() for k, v in plain.state_dict().items()}, weights)
 
 
 def restore_badly(rank: int, size: int, path: Path) -> Any:
