@@ -14,6 +14,7 @@ from ckptfmt.torch.named import named
 from ckptfmt.torch.rng import RngState, rng_state, set_rng_state
 
 save = api.save
+save_async = api.save_async
 restore = api.restore
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "restore",
     "rng_state",
     "save",
+    "save_async",
     "set_rng_state",
 ]

@@ -158,6 +158,14 @@ def save_ddp(rank: int, size: int, path: Path, differ: bool) -> Any:
     return info.written_nbytes
 
 
+def test_the_functions_are_those_of_ckptfmt() -> None:
+    assert (ckt.save, ckt.save_async, ckt.restore) == (
+        ckptfmt.save,
+        ckptfmt.save_async,
+        ckptfmt.restore,
+    )
+
+
 def test_ddp_is_written_once_and_must_be_equal(tmp_path: Path) -> None:
     found = together(save_ddp, 2, tmp_path / "run", False)
     assert found[0] == found[1], found
