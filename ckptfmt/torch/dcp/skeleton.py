@@ -10,7 +10,7 @@ import collections
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 from ckptfmt.errors import UsageError
 from ckptfmt.format import escape_key, factory_name, join_name
@@ -20,11 +20,10 @@ DROP = object()
 """What `filled` is told of a slot that holds nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where an item stands."""
+class Slot(str):
+    """Where an item stands: its fqn."""
 
-    fqn: str
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +93,38 @@ def _empty_like(value: Mapping[Any, Any], name: str) -> dict[Any, Any]:
 def skeleton_of_paths(paths: Mapping[str, Path]) -> Any:
     """What paths alone tell: text is the key of a dict, a number the position in a list."""
     root: dict[Any, Any] = {}
+    known: dict[Path, dict[Any, Any]] = {}
     for fqn, path in paths.items():
-        node: Any = root
-        for part, below in pairwise(path):
-            node = _below(node, part, Positions({}) if isinstance(below, int) else {}, fqn)
-        _below(node, path[-1], Slot(fqn), fqn)
+        above = path[:-1]
+        items = known.get(above)
+        if items is None:
+            items = known[above] = _items_at(root, path, fqn)
+        if path[-1] in items:
+            _refuse_path(fqn)
+        items[path[-1]] = Slot(fqn)
     return root
 
 
-def _below(node: Any, part: str | int, fresh: Any, fqn: str) -> Any:
-    items: Any = node.items if isinstance(node, Positions) else node
-    found = items.setdefault(part, fresh) if isinstance(items, dict) else None
-    if type(found) is not type(fresh) and not (isinstance(found, dict) and isinstance(fresh, dict)):
-        raise UsageError(
-            "a path leads through another item",
-            reason="dcp-path",
-            where=repr(fqn),
-            do="give the planner paths that make a tree",
-        )
-    return found
+def _items_at(root: dict[Any, Any], path: Path, fqn: str) -> dict[Any, Any]:
+    """The items of the container that a path ends in; containers are made where there are none."""
+    items = root
+    for part, below in pairwise(path):
+        found = items.get(part)
+        if found is None:
+            found = items[part] = Positions({}) if isinstance(below, int) else {}
+        if isinstance(found, Slot) or isinstance(found, Positions) != isinstance(below, int):
+            _refuse_path(fqn)
+        items = found.items if isinstance(found, Positions) else found
+    return items
+
+
+def _refuse_path(fqn: str) -> NoReturn:
+    raise UsageError(
+        "a path leads through another item",
+        reason="dcp-path",
+        where=repr(fqn),
+        do="give the planner paths that make a tree",
+    )
 
 
 def merge(mine: Any, other: Any) -> Any:
@@ -137,13 +149,13 @@ def merge(mine: Any, other: Any) -> Any:
 
 
 def _kind(node: Any) -> str:
-    return repr(node.fqn) if isinstance(node, Slot) else type(node).__name__
+    return repr(str(node)) if isinstance(node, Slot) else type(node).__name__
 
 
 def filled(node: Any, item_of: Callable[[str], Any], name: str = "") -> Any:
     """The tree, with an item in every slot. `DROP` for a slot leaves it out."""
     if isinstance(node, Slot):
-        return item_of(node.fqn)
+        return item_of(node)
     if isinstance(node, Positions):
         made = {
             position: filled(item, item_of, join_name(name, str(position)))
@@ -173,7 +185,7 @@ def names_of(
 ) -> Iterator[tuple[str, str, Any]]:
     """(fqn, name, containers above) of every slot; containers are (name, node)."""
     if isinstance(node, Slot):
-        yield node.fqn, name, above
+        yield str(node), name, above
         return
     items = node.items.items() if isinstance(node, Positions) else node.items()
     here = (*above, (name, node))

@@ -8,8 +8,10 @@ it is asked to only if every rank succeeded. Spec: 08-protocol.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -48,6 +50,19 @@ from ckptfmt.torch.dcp.stager import Lease, stage
 from ckptfmt.types import At, CheckpointInfo, DigestName, IfExists, Plain
 
 _NOTHING: Mapping[str, Any] = {}
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Thousands of small objects and not one cycle: the passes over them, and over all of torch, took
+    a third of the time (5,000 tensors of 64 bytes: 0.55 s of CPU time, 0.40 s without)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CkptfmtWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
@@ -146,7 +161,8 @@ class CkptfmtWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
         if not all(plan.usable for plan in plans):
             refuse_cached()
         backend, request = self.settled()
-        skeleton = merged_skeleton(plans)
+        with _without_gc():
+            skeleton = merged_skeleton(plans)
         begun = begin_parts(backend, request)
         if isinstance(begun, CheckpointInfo):
             self.info = begun
@@ -178,8 +194,10 @@ class CkptfmtWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
         # A rank that is alone has the coordinator's already.
         known = self._save.skeleton if self._save is not None and size == 2 else None
         skeleton = skeleton_of_plan(plan) if known is None else known
-        tree = rank_tree(plan, planner, skeleton)
-        fragment = write_part(backend, plan_part(tree.flat, ticket, rank, size))
+        with _without_gc():
+            tree = rank_tree(plan, planner, skeleton)
+            part = plan_part(tree.flat, ticket, rank, size)
+        fragment = write_part(backend, part)
         sent = pack_value([fragment, tree.objects])
         return WriteResult(MetadataIndex(""), len(sent), sent)
 
@@ -222,9 +240,10 @@ class _Save:
 
     def commit(self, metadata: Metadata, sent: Sequence[bytes]) -> CheckpointInfo:
         rows = [parse_value(data) for data in sent]
-        objects = dict(parse_object(row) for _, mine in rows for row in mine)
-        flat = coordinator_tree(self.skeleton, metadata, objects)
-        part = plan_part(flat, self.ticket, 0, self._size)
+        with _without_gc():
+            objects = dict(parse_object(row) for _, mine in rows for row in mine)
+            flat = coordinator_tree(self.skeleton, metadata, objects)
+            part = plan_part(flat, self.ticket, 0, self._size)
         fragments = [write_part(self._backend, part), *(row[0] for row in rows)]
         self._abort.detach()  # from here on the commit ends the save itself
         return commit_parts(self._backend, self.ticket, fragments)
