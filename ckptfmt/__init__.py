@@ -62,6 +62,7 @@ _PUBLIC = {
     "CkptWarning": "ckptfmt.errors",
 }
 _MODULES = {
+    "hooks": "ckptfmt.manager.hooks",
     "keep": "ckptfmt.manager.keep",
     "tensorflow": "ckptfmt.tensorflow",
     "torch": "ckptfmt.torch",
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
         Preemption as Preemption,
         Verdict as Verdict,
         Watcher as Watcher,
+        hooks as hooks,
         keep as keep,
         when as when,
     )

@@ -35,6 +35,7 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "flax"}
 LATE = {
     *{"fsspec", "tensorstore", "rich", "s3fs", "gcsfs", "adlfs", "boto3", "botocore"},
     *{"h5py", "safetensors", "obstore"},
+    *{"prometheus_client", "opentelemetry", "tensorboard", "mlflow"},
 }
 DECODING = {"ml_dtypes", "msgpack", "xxhash", "zstandard"}
 IMPURE = {
