@@ -37,6 +37,7 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
         {"--help", "--version", "ls", "show", "cat", "diff", "verify", "tag", "rm"},
         {"over_numpy_s", "over_numpy_cpu_s"},
     ),
+    "dcp": ({"first stall", "stall", "save", "small save"}, {"nbytes"}),
     "part": ({"cold part"}, {"asked_nbytes", "disk_nbytes"}),
 }
 
