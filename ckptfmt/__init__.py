@@ -28,6 +28,7 @@ _PUBLIC = {
     "StoredTensor": "ckptfmt.engine",
     "convert": "ckptfmt.foreign",
     "open_foreign": "ckptfmt.foreign",
+    "Alarm": "ckptfmt.manager",
     "Manager": "ckptfmt.manager",
     "LossGuard": "ckptfmt.manager",
     "Mirror": "ckptfmt.manager",
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from ckptfmt.events import Event as Event
     from ckptfmt.foreign import convert as convert, open_foreign as open_foreign
     from ckptfmt.manager import (
+        Alarm as Alarm,
         Decision as Decision,
         Loaded as Loaded,
         LossGuard as LossGuard,

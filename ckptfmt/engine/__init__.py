@@ -50,6 +50,7 @@ _HOMES = {
     "abort_parts": "parts",
     "aligned_buffer": "arena",
     "annotate": "notes",
+    "annotate_newest": "notes",
     "begin_parts": "parts",
     "build_tree": "leaves",
     "check_metadata": "notes",
@@ -125,6 +126,7 @@ __all__ = [
     "abort_parts",
     "aligned_buffer",
     "annotate",
+    "annotate_newest",
     "api",
     "begin_parts",
     "build_tree",
@@ -211,6 +213,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.lineage import remember as remember
     from ckptfmt.engine.load import load_tree as load_tree
     from ckptfmt.engine.notes import annotate as annotate
+    from ckptfmt.engine.notes import annotate_newest as annotate_newest
     from ckptfmt.engine.notes import check_metadata as check_metadata
     from ckptfmt.engine.notes import check_metrics as check_metrics
     from ckptfmt.engine.open import Checkpoint as Checkpoint

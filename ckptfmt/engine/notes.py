@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ckptfmt import __version__
-from ckptfmt.engine.catalog import list_notes
+from ckptfmt.engine.catalog import list_checkpoints, list_notes, newest, read_head
 from ckptfmt.errors import UsageError
 from ckptfmt.format import About, pack_notes, pack_value
 from ckptfmt.storage import Backend
@@ -103,3 +103,18 @@ def annotate(
     number = taken[-1][0] + 1 if taken else 0
     while not backend.put_if_absent(Key(f"notes/{txn}~{number}.index"), data, durable=True):
         number += 1
+
+
+def annotate_newest(
+    backend: Backend, name: str, *, metrics: Mapping[str, float], metadata: Mapping[str, object]
+) -> bool:
+    """`annotate` for the highest readable generation of a checkpoint; False where there is none."""
+    found = newest(
+        backend,
+        list_checkpoints(backend).get(name, []),
+        lambda backend, listed: read_head(backend, listed.key, listed.nbytes),
+    )
+    if found is None:
+        return False
+    annotate(backend, found[1].about, metrics=metrics, metadata=metadata)
+    return True

@@ -1,6 +1,7 @@
 """Many checkpoints over time: cadence, retention, healing, watching. Start at `manager.py`."""
 
 from ckptfmt.manager import keep, when
+from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.keep import Decision, Keep
 from ckptfmt.manager.manager import Loaded, Manager
@@ -10,6 +11,7 @@ from ckptfmt.manager.watch import Watcher
 from ckptfmt.manager.when import When
 
 __all__ = [
+    "Alarm",
     "Decision",
     "Keep",
     "Loaded",

@@ -10,15 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ckptfmt.engine import SaveFuture, Store
-from ckptfmt.errors import StorageError
+from ckptfmt.engine import SaveFuture, Store, annotate_newest
+from ckptfmt.errors import CheckpointError, StorageError
 from ckptfmt.events import Event
+from ckptfmt.manager.alarm import Alarm, AlarmWatch
 from ckptfmt.manager.keep import Decision, Keep
 from ckptfmt.manager.pace import Pace
 from ckptfmt.manager.pruning import Pruning
 from ckptfmt.types import CheckpointInfo
 
 log = logging.getLogger("ckptfmt.manager")
+
+SAVE_COST = "ckptfmt.save_cost"
+"""Metadata, as a note: what the save cost: `{"stall_s", "durable_s", "written_nbytes"}`."""
 
 
 class Tell(Protocol):
@@ -27,8 +31,9 @@ class Tell(Protocol):
     ) -> None: ...
 
 
-def teller(hooks: Sequence[Callable[[Event], None]]) -> Tell:
-    """Gives an event to every hook; none of them can cost a checkpoint."""
+def teller(hooks: Sequence[Callable[[Event], None]], alarm: Alarm | None = None) -> Tell:
+    """Gives an event to every hook, and an alarm that it raises; none can cost a checkpoint."""
+    watch = AlarmWatch(alarm) if alarm is not None else None
 
     def tell(
         kind: str, checkpoint: str | None = None, step: int | None = None, **parts: Any
@@ -39,6 +44,10 @@ def teller(hooks: Sequence[Callable[[Event], None]]) -> Tell:
                 hook(event)
             except Exception:
                 log.exception("a hook failed at %s", kind)
+        raised = watch.see(event) if watch is not None else None
+        if raised is not None:
+            log.warning("alarm: %s", raised["reason"])
+            tell("alarm", checkpoint, step, data=raised)
 
     return tell
 
@@ -90,12 +99,26 @@ class Aftermath:
                 total_nbytes=info.nbytes,
                 data={"stall_s": save.stall_s, **info.metrics},
             )
+            self._note_cost(save, info, seconds)
             self._clean_up()
         except Exception as error:
             log.exception("cleaning up after %s failed", name)
             self._tell("save.error", name, save.step, error=error)
         finally:
             save.after.set_result(None)
+
+    def _note_cost(self, save: Started, info: CheckpointInfo, seconds: float) -> None:
+        """Keep it with the checkpoint, for whoever looks at the store later."""
+        cost = {
+            "stall_s": save.stall_s,
+            "durable_s": seconds,
+            "written_nbytes": info.written_nbytes,
+        }
+        try:
+            note = {SAVE_COST: cost}
+            annotate_newest(self._store.backend, info.name, metrics={}, metadata=note)
+        except CheckpointError as error:
+            log.warning("what the save of %s cost is not noted: %s", info.name, error)
 
     def _failed(self, save: Started, error: BaseException, *, quiet: bool) -> None:
         self._tell("save.error", save.future.name, save.step, error=error)

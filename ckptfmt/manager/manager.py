@@ -36,6 +36,7 @@ from ckptfmt.errors import NotFoundError, StorageError, UsageError, warn
 from ckptfmt.events import Event
 from ckptfmt.format import parse_codec, step_name
 from ckptfmt.manager.aftermath import Aftermath, Started, log, teller
+from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.healing import Healing, Validator
 from ckptfmt.manager.keep import Decision, Keep, best_of, last
@@ -85,6 +86,7 @@ class Manager:
         verify_within_s: An older checkpoint is deleted only behind a newer one of which every byte
             was read so long ago at most, in seconds.
         codec: As in `save`.
+        alarm: When a stall, slow or failing saves are an event `alarm`; None: `Alarm()`.
     Raises:
         UsageError: A policy makes no sense.
     """
@@ -107,6 +109,7 @@ class Manager:
         on_error: Literal["raise", "continue"] = "raise",
         verify_within_s: float = 86400.0,
         codec: str | Mapping[str, str] = "raw",
+        alarm: Alarm | None = None,
     ) -> None:
         self.store, at = parse_where(store)
         if at is not None:
@@ -121,7 +124,7 @@ class Manager:
         policy = every(steps=save_when) if isinstance(save_when, int) else save_when
         self._pace = Pace(policy, _job(), time.monotonic())
         self._asynchronous, self._when_busy = asynchronous, when_busy
-        self._tell, self._validate = teller(tuple(hooks)), tuple(validate)
+        self._tell, self._validate = teller(tuple(hooks), alarm or Alarm()), tuple(validate)
         self._watching = Watching(self.store, guard, self._tell)
         self._preemption = preemption
         self._on_error, self._options = on_error, SaveOptions(codec=codec)
@@ -224,6 +227,7 @@ class Manager:
         self.wait()
         started_s = time.monotonic()
         self._tell("restore.start")
+        known = self.store.steps()  # what others commit from now on is no line that we leave
         chosen: list[CheckpointInfo] = []
 
         def noted(checkpoint: Checkpoint) -> T:
@@ -241,7 +245,7 @@ class Manager:
         info = chosen[0]
         self._aside = {
             step_name(step): f"training went on from {info.name}"
-            for step in self.store.steps()
+            for step in known
             if info.step is not None and step > info.step
         } | {bad.checkpoint: bad.reason for bad in healing.rejected}
         self._aftermath.pruning.was_read(info)
@@ -355,13 +359,14 @@ class Manager:
     def _set_aside(self) -> None:
         """Going on from an older checkpoint: the newer ones are of another line now."""
         while self._aside:
-            name, reason = self._aside.popitem()
-            if self._mirroring is not None:
-                self._mirroring.set_aside(name, reason)
+            name, reason = next(iter(self._aside.items()))
             try:
                 self.store.quarantine(name, reason)
             except NotFoundError:
-                continue  # deleted meanwhile
+                pass  # deleted meanwhile
+            if self._mirroring is not None:
+                self._mirroring.set_aside(name, reason)
+            del self._aside[name]  # not before: where it failed, the next save tries again
 
     def _leave(self, preemption: Preemption, future: SaveFuture | None, step: int) -> None:
         """The job must go: wait for the last save, within the deadline."""

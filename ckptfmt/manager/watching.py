@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptfmt.engine import Store, annotate, check_metrics
+from ckptfmt.engine import Store, annotate_newest, check_metrics
 from ckptfmt.manager.guard import BAD_RESUMES_MAX, Finding, LossGuard, LossWatch, Verdict
 from ckptfmt.manager.healing import BAD_RESUMES
 from ckptfmt.types import CheckpointInfo
@@ -58,9 +58,8 @@ class Watching:
         before = info.metadata.get(BAD_RESUMES, 0)
         count = before + 1 if found == "bad resume" and isinstance(before, int) else 0
         if count != before:
-            with self._store.open(info.name) as checkpoint:
-                about = checkpoint.index.about
-            annotate(self._store.backend, about, metrics={}, metadata={BAD_RESUMES: count})
+            note = {BAD_RESUMES: count}
+            annotate_newest(self._store.backend, info.name, metrics={}, metadata=note)
         if not count:
             return Verdict()
         assert self._guard is not None

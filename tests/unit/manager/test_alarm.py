@@ -1,0 +1,103 @@
+"""Alarms: limits that a person should hear of, and what a save cost, kept with the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckptfmt
+from ckptfmt import Alarm, CheckpointInfo, Event, Manager, StorageError, Store, UsageError
+from ckptfmt.manager.alarm import AlarmWatch
+from ckptfmt.storage import open_backend
+from ckptfmt.testing import FaultyBackend
+
+
+def said(limits: Alarm, *events: tuple[str, float]) -> list[object]:
+    watch = AlarmWatch(limits)
+    found = [watch.see(Event(kind, 0.0, seconds=seconds)) for kind, seconds in events]
+    return [data["alarm"] if data else "" for data in found]
+
+
+def test_a_long_stall_is_an_alarm_at_once() -> None:
+    events = [("save.staged", 4.9), ("save.staged", 5.1), ("save.commit", 500.0)]
+    assert said(Alarm(), *events) == ["", "stall", ""]
+    assert said(Alarm(stall_s=None), *events) == ["", "", ""]
+
+
+def test_slow_saves_are_an_alarm_when_in_a_row() -> None:
+    limits = Alarm(durable_s=10, in_a_row=2)
+    seconds = [11, 9, 11, 11, 11, 11, 9, 11]
+    found = said(limits, *(("save.commit", s) for s in seconds))
+    assert [n for n, name in enumerate(found) if name == "slow"] == [3, 5]
+
+
+def test_failing_saves_are_an_alarm_until_one_commits() -> None:
+    kinds = ["save.error", "save.skipped", "save.commit", *["save.error"] * 3]
+    assert said(Alarm(), *((kind, 0.0) for kind in kinds)) == ["", "", "", "", "", "failing"]
+
+
+@pytest.mark.parametrize("wrong", [{"stall_s": 0.0}, {"durable_s": -1.0}, {"in_a_row": 0}])
+def test_limits_that_make_no_sense_are_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="alarm"):
+        Alarm(**wrong)
+
+
+def test_hooks_hear_of_a_store_that_fails(tmp_path: Path) -> None:
+    events: list[Event] = []
+    store = Store(FaultyBackend(open_backend(tmp_path), fail_at=0, mode="from"))  # type: ignore[arg-type]
+    with Manager(store, hooks=[events.append], on_error="continue") as manager:
+        for step in range(1, 7):
+            manager.save({"w": np.zeros(8, np.float32)}, step=step)
+    alarms = [event for event in events if event.kind == "alarm"]
+    assert [alarm.data["alarm"] for alarm in alarms] == ["failing", "failing"]
+    assert "fault injected" in str(alarms[0].data["last_error"])
+
+
+def test_what_a_save_cost_stays_with_the_checkpoint(tmp_path: Path) -> None:
+    with Manager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save({"w": np.ones(5000, np.float32)}, step=step)
+    costs: list[Any] = [i.metadata["ckptfmt.save_cost"] for i in Store(tmp_path).checkpoints()]
+    assert costs[0]["written_nbytes"] > 20_000 > costs[1]["written_nbytes"]
+    assert all(0 < cost["stall_s"] <= cost["durable_s"] for cost in costs)
+
+
+def test_an_abandoned_line_is_set_aside_though_the_store_failed_at_first(tmp_path: Path) -> None:
+    def state(value: int) -> dict[str, Any]:
+        return {"w": np.full(50, value, np.float32)}
+
+    with Manager(tmp_path) as manager:
+        for step in (1, 2, 3):
+            manager.save(state(step), step=step)
+    faulty = FaultyBackend(
+        open_backend(tmp_path),
+        fail_at=0,
+        only=lambda o: o.kind == "put_if_absent" and o.key.startswith("quarantine/"),
+    )
+    with Manager(Store(faulty)) as manager:  # type: ignore[arg-type]
+        manager.restore(state(0), at=1)
+        with pytest.raises(StorageError):
+            manager.save(state(20), step=2)
+        manager.save(state(20), step=2)
+    assert Store(tmp_path).steps() == [1, 2]
+    mine = state(0)
+    with Manager(tmp_path) as manager:
+        assert manager.restore(mine).step == 2
+    assert (mine["w"] == 20).all()
+
+
+def test_what_another_trainer_commits_during_a_restore_is_not_set_aside(tmp_path: Path) -> None:
+    state = {"w": np.ones(50, np.float32)}
+    ckptfmt.save(state, tmp_path, step=1)
+
+    def meanwhile(_: object, info: CheckpointInfo) -> None:
+        if info.step == 1:
+            ckptfmt.save(state, tmp_path, step=9)
+
+    with Manager(tmp_path, validate=[meanwhile]) as manager:
+        assert manager.restore(state).step == 1
+        manager.save(state, step=2)
+    assert Store(tmp_path).steps() == [1, 2, 9]
