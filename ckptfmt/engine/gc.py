@@ -58,7 +58,7 @@ TMP_AGE_S = 600.0
 """Local files not yet linked that belong to no known save are left alone for at least this long."""
 
 _TMP_KEY = re.compile(
-    r"tmp/(?:([0-9a-f]{32})-\d+|(?:put|probe)-[0-9a-f]{32}(?:-\d+-\d+-\d+-[0-9a-f]{16})?(?:-[abc])?)"
+    r"tmp/(?:([0-9a-f]{32})(?:-\d+){1,2}|(?:put|probe)-[0-9a-f]{32}(?:-\d+-\d+-\d+-[0-9a-f]{16})?(?:-[abc])?)"
 )
 _PARTS_KEY = re.compile(r"parts/([0-9a-f]{32})/.+")
 _NOTE_KEY = re.compile(r"notes/([0-9a-f]{32})~(?:0|[1-9][0-9]*)\.index")

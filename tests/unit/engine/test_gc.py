@@ -342,6 +342,7 @@ def test_what_dead_and_committed_saves_left_is_removed_and_what_others_need_is_n
         begin(store, txn, step=None, name="main", bases=[])
     for txn in (dead, committed, live, unknown):
         store.put(Key(f"tmp/{txn}-0"), b"x")
+        store.put(Key(f"tmp/{txn}-3-0"), b"x")  # of rank 3
         store.put(Key(f"parts/{txn}/0"), b"x")
     foreign = ["tmp/notes.txt", "tmp/0123-0", "parts/readme", f"data/{A}.txt", "data/x", "gc/x"]
     for key in foreign:
@@ -355,8 +356,9 @@ def test_what_dead_and_committed_saves_left_is_removed_and_what_others_need_is_n
     assert sorted(report.abandoned) == sorted([dead, committed])
     for txn in (dead, committed):
         order = [op.key for op in faulty.log if op.kind == "delete" and txn in op.key]
-        assert order == [f"parts/{txn}/0", f"parts/{txn}/open", f"tmp/{txn}-0"]
-    assert sum(key.startswith("tmp/") for key in store.names()) == 2 + 4
+        tmp = [f"tmp/{txn}-0", f"tmp/{txn}-3-0"]
+        assert order == [f"parts/{txn}/0", f"parts/{txn}/open", *tmp]
+    assert sum(key.startswith("tmp/") for key in store.names()) == 4 + 4
     store.later(TMP_AGE_S + SLACK_S + 1)
     run(store, grace_s=0)
     assert store.stat(Key(f"tmp/{unknown}-0")), "a save older than it is in flight"
