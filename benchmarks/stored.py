@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 PAGE_NBYTES = 4096
 READ_NBYTES = 16 << 20
+HUGE_NBYTES = 2 << 20
 
 
 def warm_up(peer: ModuleType) -> None:
@@ -90,13 +91,15 @@ def read_all(folder: Path) -> None:
 
 
 def ready_pages(nbytes: int) -> None:
-    """Have that much free memory in this machine, just before something that needs it is timed.
+    """Have that much free memory in this machine, in huge pages, just before something that needs it
+    is timed.
 
     A virtual machine may give free memory back to its host (free page reporting), two seconds after
     it became free. The host then took 1 to 2.4 s to back 600 MB again at the first touch, which is
     nobody's work here, and hits whoever comes first.
     """
-    with mmap.mmap(-1, nbytes) as pages:
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    with mmap.mmap(-1, nbytes + HUGE_NBYTES, **private) as pages:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(pages, np.uint8)
