@@ -98,7 +98,9 @@ def ready_pages(nbytes: int) -> None:
     it became free. The host then took 1 to 2.4 s to back 600 MB again at the first touch, which is
     nobody's work here, and hits whoever comes first.
     """
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    private = (
+        {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    )
     with mmap.mmap(-1, nbytes + HUGE_NBYTES, **private) as pages:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
