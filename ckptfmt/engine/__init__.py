@@ -63,6 +63,7 @@ _HOMES = {
     "fill_boxes": "fill",
     "flatten": "tree",
     "follow": "background",
+    "keep_generators": "dispatch",
     "list_checkpoints": "catalog",
     "load_like": "like",
     "load_tree": "load",
@@ -140,6 +141,7 @@ __all__ = [
     "fill_boxes",
     "flatten",
     "follow",
+    "keep_generators",
     "list_checkpoints",
     "load_like",
     "load_tree",
@@ -203,6 +205,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.catalog import newest_readable as newest_readable
     from ckptfmt.engine.copy import CopyRequest as CopyRequest
     from ckptfmt.engine.copy import copy_checkpoints as copy_checkpoints
+    from ckptfmt.engine.dispatch import keep_generators as keep_generators
     from ckptfmt.engine.file_group import FileGroup as FileGroup
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes

@@ -269,7 +269,9 @@ class Target(Protocol):
 class Adapter(Protocol):
     """One per framework, stateless: `ADAPTER` in `ckptfmt.torch`, `ckptfmt.tensorflow`."""
 
-    # Optional: `is_generator(obj) -> bool`, for objects that are captured after all others.
+    # Optional: `is_generator(obj) -> bool`, for objects that are captured after all others;
+    # `keep_generators() -> Callable[[], None]`: the framework's own generators as they are now, and
+    # what puts them back.
 
     def kind(self, obj: object) -> ObjectKind:
         """What the object is. "unknown": the engine goes on with duck typing (`state_dict` and

@@ -20,7 +20,8 @@ def cast_array(array: Array, wanted: str, name: str) -> Array:
 
     Raises:
         MismatchError: kind `mismatch-cast`: the dtypes do not convert, or a value would overflow
-            (a finite value that becomes infinite, an integer that wraps, a fraction lost).
+            (a finite value that becomes infinite, an infinity or a NaN that the dtype has not, an
+            integer that wraps, a fraction lost).
     """
     dtype = dtype_named(wanted)
     if dtype is None or dtype.is_variable or not _is_number(array.dtype):
@@ -43,8 +44,11 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
 def _fits(old: Array, new: Array) -> bool:
     old_is_float, new_is_float = _is_float(old.dtype), _is_float(new.dtype)
     if new_is_float:
-        finite = np.isfinite(_wide(old)) if old_is_float else np.ones(old.shape, bool)
-        return bool(np.isfinite(_wide(new))[finite].all())
+        before, after = _wide(old), _wide(new)
+        finite = np.isfinite(before) if old_is_float else np.ones(old.shape, bool)
+        # Not every type has an infinity, or a NaN.
+        same = (before == after) | (np.isnan(before) & np.isnan(after)) if old_is_float else finite
+        return bool(np.where(finite, np.isfinite(after), same).all())
     # Into integers or bool: exactly, or not at all.
     wide = _wide(old)
     if old_is_float and new.dtype.kind in "iu":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +18,7 @@ import numpy as np
 
 from ckptfmt.engine.adapter import Adapter, Captured, ObjectKind, Part, TensorSource
 from ckptfmt.engine.registered import BY_NAME, BY_TYPE, packed
-from ckptfmt.engine.rng import generator_state, is_generator
+from ckptfmt.engine.rng import generator_state, is_generator, keep_own_generators
 from ckptfmt.engine.sharded import Sharded
 from ckptfmt.errors import MissingExtraError, UnsupportedError, UsageError
 from ckptfmt.format import Dtype, dtype_of, pack_array, parse_array
@@ -123,6 +124,23 @@ def load_adapter(root: str) -> Adapter:
             ) from error
         _adapters_by_root[root] = made
     return made
+
+
+def keep_generators() -> Callable[[], None]:
+    """The generators of this process, those of every framework in use too, as they are now: what is
+    returned puts them back."""
+    kept = [keep_own_generators()]
+    in_use = [r for r, (where, _) in ADAPTERS.items() if where.partition(":")[0] in sys.modules]
+    for adapter in {id(made): made for made in map(load_adapter, in_use)}.values():
+        keep = getattr(adapter, "keep_generators", None)
+        if keep is not None:
+            kept.append(keep())
+
+    def put_back() -> None:
+        for one in kept:
+            one()
+
+    return put_back
 
 
 def object_kind(obj: object) -> ObjectKind:

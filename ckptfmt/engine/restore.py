@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ckptfmt import config
 from ckptfmt.engine.adapter import ORDER_TENSOR, MatchBy, Target
 from ckptfmt.engine.bind import Comparison, Staged
-from ckptfmt.engine.dispatch import adapter_of
+from ckptfmt.engine.dispatch import adapter_of, keep_generators
 from ckptfmt.engine.group import Meeting
 from ckptfmt.engine.lineage import remember
 from ckptfmt.engine.load import check_limit
@@ -73,10 +73,14 @@ def restore_tree(target: object, source: Source, request: RestoreRequest) -> Res
     of one while it binds makes all of them go back.
     """
     ready = _in_step(request, lambda: _prepare(target, source, request))
+    put_back = keep_generators()  # callers' code may draw while it takes its state
     try:
         _in_step(request, ready.bind)
     except BaseException as error:
-        ready.undo(error)
+        try:
+            ready.undo(error)
+        finally:
+            put_back()
         raise
     if isinstance(source, CheckpointSource):
         checkpoint = source.checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,18 @@ def is_generator(obj: object) -> bool:
     if isinstance(obj, random.Random):
         return type(obj) is not random.SystemRandom
     return isinstance(obj, np.random.Generator | np.random.RandomState | np.random.BitGenerator)
+
+
+def keep_own_generators() -> Callable[[], None]:
+    """The generators of this process, Python's and NumPy's, as they are now: what is returned puts
+    them back."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+
+    def put_back() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    return put_back
 
 
 def generator_state(obj: Any) -> dict[str, Any]:

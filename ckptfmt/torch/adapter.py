@@ -44,6 +44,9 @@ class TorchAdapter:
     def is_generator(self, obj: object) -> bool:
         return isinstance(obj, torch.Generator | RngState)
 
+    def keep_generators(self) -> Callable[[], None]:
+        return rng.keep_generators()
+
     def source(self, obj: Any, name: str) -> TensorSource:
         if is_dtensor(obj):
             return sharded_source(obj, name)

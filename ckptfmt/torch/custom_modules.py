@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from ckptfmt.engine import ORDER_USER_CODE, Comparison, Memory, Staged, StoredLeaf, copy_state
+from ckptfmt.engine import (
+    ORDER_USER_CODE,
+    Comparison,
+    Memory,
+    Staged,
+    StoredLeaf,
+    copy_state,
+    keep_generators,
+)
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.format import escape_key, join_name, parse_key, split_name
 from ckptfmt.torch.composite_targets import CompositeTarget, assign, copied
@@ -197,6 +205,7 @@ class CustomModuleTarget:
 
     def _try_shadow(self) -> bool:
         """Would the hooks take what is stored? Tried on a copy whose tensors have no data."""
+        put_back = keep_generators()
         try:
             memo: dict[int, Any] = {}
             for tensor in _all_tensors(self._module):
@@ -220,11 +229,15 @@ class CustomModuleTarget:
             # Code of the user's: whatever it raises, the names do not fit by themselves, and the
             # comparison by name says how.
             return False
+        finally:
+            put_back()
         return before == after
 
-    def _key(self, name: str) -> str:
+    def _key(self, name: str) -> Any:
         """A stored name as the key that this module's `load_state_dict` takes."""
-        key = str(parse_key(split_name(name)[-1]))
+        key = parse_key(split_name(name)[-1])
+        if not isinstance(key, str):  # of a `state_dict` of the module's own
+            return key
         return self._raw.get(key, self._root + key)
 
     def _state_dict(self, items: Mapping[str, Any]) -> Any:
@@ -289,12 +302,14 @@ class CustomModuleTarget:
 
 
 class Snapshot:
-    """All that a module's tensors hold and where they hang, to be put back bit for bit."""
+    """All that a module's tensors hold and where they hang, to be put back bit for bit; and its
+    attributes, since code that loads may set any of them."""
 
     def __init__(self, module: Any) -> None:
         self._undo: list[Callable[[], object]] = []
         seen: set[int] = set()
         for child in module.modules():
+            self._keep_attributes(child)
             for attribute in ("_parameters", "_buffers"):
                 self._keep_dict(getattr(child, attribute))
                 for tensor in getattr(child, attribute).values():
@@ -303,8 +318,28 @@ class Snapshot:
                         self._keep_tensor(tensor)
             self._keep_extra_state(child)
 
-    def _keep_dict(self, live: dict[str, Any]) -> None:
-        old = dict(live)
+    def _keep_attributes(self, child: Any) -> None:
+        """By reference, and what plain containers among them hold."""
+        old = dict(vars(child))
+        for name, value in old.items():
+            if type(value) is list:
+                self._undo.append(partial(value.__setitem__, slice(None), list(value)))
+            elif type(value) in (dict, set, OrderedDict) and name not in (
+                "_parameters",
+                "_buffers",
+            ):
+                self._keep_dict(value)
+
+        def put_back() -> None:
+            live = vars(child)
+            for name in live.keys() - old.keys():
+                del live[name]
+            live.update(old)
+
+        self._undo.append(put_back)
+
+    def _keep_dict(self, live: Any) -> None:
+        old = live.copy()
 
         def put_back() -> None:
             live.clear()

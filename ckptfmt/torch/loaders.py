@@ -7,11 +7,23 @@ differs from the first dropout on. So the iterator is made while the loader is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from ckptfmt.engine import ORDER_USER_CODE, Captured, Comparison, Staged, StoredLeaf
+import torch
+
+from ckptfmt.engine import (
+    ORDER_USER_CODE,
+    Captured,
+    Comparison,
+    Staged,
+    StoredLeaf,
+    copy_state,
+)
 from ckptfmt.torch.trees import mark, to_torch
+
+_PARTS = ("dataset", "sampler", "batch_sampler", "generator")
 
 
 def is_loader(obj: object) -> bool:
@@ -36,6 +48,7 @@ class LoaderTarget:
         self._loader = loader
         self._stored: Mapping[str, StoredLeaf] = {}
         self._old: dict[str, Any] | None = None
+        self._parts: list[Callable[[], object]] = []
 
     def compare(self, comparison: Comparison) -> None:
         self._stored = comparison.stored(self.name)
@@ -46,10 +59,25 @@ class LoaderTarget:
             return
         state = to_torch(staged.subtree(self.name), self.name, self._stored)
         self._old = dict(vars(self._loader))
+        self._keep_parts()
         self._loader.load_state_dict(state)
         self._loader.state_dict()  # makes the iterator
 
+    def _keep_parts(self) -> None:
+        """The iterator that is made takes its state into the dataset and the sampler themselves,
+        and draws from the loader's generator."""
+        loader = self._loader
+        parts = [getattr(loader, name, None) for name in _PARTS]
+        parts += [getattr(part, "generator", None) for part in parts]
+        for part in {id(part): part for part in parts if part is not None}.values():
+            if isinstance(part, torch.Generator):
+                self._parts.append(partial(part.set_state, part.get_state()))
+            elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+                self._parts.append(partial(part.load_state_dict, copy_state(part.state_dict())))
+
     def undo(self) -> None:
+        while self._parts:
+            self._parts.pop()()
         if self._old is not None:
             vars(self._loader).clear()
             vars(self._loader).update(self._old)

@@ -151,15 +151,16 @@ class ModuleTarget:
 
     def bind(self, staged: Staged) -> None:
         wanted = [entry for entry in self._asked if entry.name in staged]
-        written: set[Hashable] = set()
+        written: dict[Hashable, Any] = {}
         for entry in wanted:
-            if entry.identity in written:
-                continue
-            if entry.identity is not None:
-                written.add(entry.identity)
-            value = staged_tensor(staged, entry.name, self._attributes(entry), entry.tensor)
             overwrite = Overwrite(entry.tensor)
             self._overwrites.append(overwrite)
+            if entry.identity in written:
+                overwrite.follow(written[entry.identity])
+                continue
+            if entry.identity is not None:
+                written[entry.identity] = entry.tensor
+            value = staged_tensor(staged, entry.name, self._attributes(entry), entry.tensor)
             overwrite.apply(value, keep=staged.undoable)
         for composite in self._composites:
             self._overwrites.append(composite)

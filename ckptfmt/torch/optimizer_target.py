@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from ckptfmt.torch.optimizers import (
 )
 from ckptfmt.torch.param_names import ParameterNames, parameter_at, parameter_leaf, parameter_names
 from ckptfmt.torch.tensors import stored_shape
-from ckptfmt.torch.trees import to_torch
+from ckptfmt.torch.trees import map_tree, to_torch
 
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
 _SCHEDULERS = (
@@ -259,7 +260,7 @@ class OptimizerTarget:
 
     def _entry(self, stored_name: str) -> str | None:
         """Where a parameter's state is; None where it has none (or takes no part)."""
-        by_position = int(stored_name) if stored_name.isdigit() else None  # a plain state_dict()
+        by_position = int(stored_name) if stored_name.isdecimal() else None  # a plain state_dict()
         return self._entries.get(stored_name) or self._entries.get(by_position)
 
     def _ask(self, comparison: Comparison) -> None:
@@ -305,8 +306,11 @@ class OptimizerTarget:
 
     def bind(self, staged: Staged) -> None:
         parts = [part for part in self._parts if part in staged]
-        if not parts:
-            return
+        if parts:
+            with torch.inference_mode(False):  # or no step could write to the moments
+                self._bind(staged, parts)
+
+    def _bind(self, staged: Staged, parts: Sequence[str]) -> None:
         tree: dict[str, Any] = {"state": {}, "param_groups": []}
         for part in parts:
             value = to_torch(staged.subtree(part), part, self._stored)
@@ -323,7 +327,7 @@ class OptimizerTarget:
         spare = copy.deepcopy(optimizer.state_dict()) if own_load else None
         self._old = (optimizer.state, optimizer.param_groups, spare)
         optimizer.load_state_dict(state)
-        self._put_dtypes_back(state["state"])
+        self._put_back_as_saved(state["state"], own_load=own_load)
         self._keep_missing()
 
     def _join_parts(self, state: Mapping[Any, Any]) -> None:
@@ -364,22 +368,20 @@ class OptimizerTarget:
         state["param_groups"] = groups
         return state
 
-    def _put_dtypes_back(self, stored: Mapping[Any, Any]) -> None:
-        """torch casts moments to the parameter's dtype when it loads them; saved is saved."""
+    def _put_back_as_saved(self, stored: Mapping[Any, Any], *, own_load: bool) -> None:
+        """Saved is saved: torch casts moments to the parameter's dtype when it loads them, also
+        those in containers, and moves them to a meta device before the parameter is real."""
         parameters = self._parameters()
         for position, entry in stored.items():
             if not isinstance(position, int) or not isinstance(entry, dict):
                 continue
-            live = self._optimizer.state.get(parameters[position][1])
+            parameter = parameters[position][1]
+            live = self._optimizer.state.get(parameter)
             for key, value in entry.items():
-                now = live.get(key) if isinstance(live, dict) else None
-                if (
-                    key != "step"
-                    and isinstance(value, torch.Tensor)
-                    and isinstance(now, torch.Tensor)
-                    and now.dtype != value.dtype
-                ):
-                    live[key] = value.to(now.device)
+                there = isinstance(live, dict) and key in live
+                # What an optimizer of another kind makes of containers is its own affair.
+                if there and (isinstance(value, torch.Tensor) or not own_load):
+                    live[key] = _as_saved(key, value, live[key], parameter)
 
     def _keep_missing(self) -> None:
         """Parameters of which nothing is stored, or wanted, go on with the state they had."""
@@ -396,6 +398,23 @@ class OptimizerTarget:
             self._optimizer.load_state_dict(spare)
         self._optimizer.state, self._optimizer.param_groups = state, groups
         self._old = None
+
+
+def _as_saved(key: object, value: Any, now: Any, parameter: Any) -> Any:
+    """A stored value of a parameter's state in place of what torch made of it (`now`)."""
+    device = "cpu" if parameter.is_meta else parameter.device
+    if not isinstance(value, torch.Tensor):
+        moved = partial(_moved, device=device)
+        return now if now is value else map_tree(value, "", moved)
+    if not isinstance(now, torch.Tensor):
+        return now
+    if key == "step":  # its dtype and device depend on the implementation
+        return value.to(now.dtype) if now.is_meta else now
+    return value.to(device) if now.is_meta or now.dtype != value.dtype else now
+
+
+def _moved(value: Any, _name: str, *, device: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _like_own_lr(group: dict[str, Any], own: Mapping[str, Any]) -> None:

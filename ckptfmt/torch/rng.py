@@ -71,6 +71,15 @@ def read_rng_state(*, cuda: bool) -> dict[str, Any]:
     return state
 
 
+def keep_generators() -> Callable[[], None]:
+    """torch's own generators as they are now: what is returned puts them back."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        count = torch.cuda.device_count()
+        state["cuda"] = {str(i): torch.cuda.get_rng_state(i) for i in range(count)}
+    return lambda: _set(state)
+
+
 def _numpy_state() -> dict[str, Any]:
     state = np.random.get_state(legacy=False)
     assert isinstance(state, dict)  # legacy=False says so

@@ -74,11 +74,28 @@ def _refusal(tensor: Any, meta: bool) -> tuple[str, str]:
         return f"a tensor of the layout {tensor.layout}", "take tensor.to_dense() into the tree"
     if tensor.is_meta and not meta:
         return "a meta tensor, which has no data", "materialize it first: module.to_empty(...)"
+    if not tensor.is_meta and _lacks_memory(tensor):
+        return (
+            "a tensor whose storage was freed or is too small for it",
+            "save while it has its data (outside the sharding wrapper that frees it), or a clone",
+        )
     if tensor.dtype not in CARRIED:
         return f"dtype {tensor.dtype}", "convert it to a dtype with plain elements"
     if CARRIED[tensor.dtype].name == X2 and tensor.dim() == 0:
         return f"a 0-d tensor of {tensor.dtype}", "give it a dimension: tensor.reshape(1)"
     return "", ""
+
+
+def _lacks_memory(tensor: Any) -> bool:
+    """`UntypedStorage.resize_` shrinks a storage under its tensors; a zero tensor of forward-mode
+    differentiation has none."""
+    if not tensor.numel():
+        return False
+    if tensor._is_zerotensor():
+        return True
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() < needed)
 
 
 def _is_plain_buffer(cls: type) -> bool:
@@ -343,6 +360,15 @@ class Overwrite:
                 old = host_copy(tensor)
                 self._undo = lambda: _copy(tensor, old.view(tensor.dtype))
             _copy(tensor, value)
+
+    def follow(self, first: Any) -> None:
+        """The tensor is one with `first`, which has its value: where that got another storage, so
+        does this one."""
+        tensor = self.tensor
+        if tensor is not first and tensor.data_ptr() != first.data_ptr():
+            old = tensor.data
+            self._undo = lambda: setattr(tensor, "data", old)
+            tensor.data = first.data
 
     def _materialize(self, value: Any) -> None:
         meta = self.tensor

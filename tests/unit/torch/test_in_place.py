@@ -195,3 +195,30 @@ def test_a_dtype_that_torch_cannot_convert_names_the_leaf(tmp_path: Path) -> Non
     loaded = ckt.load(tmp_path, dtype={"v": torch.float64})
     assert loaded["a"]["w"].dtype == torch.float4_e2m1fn_x2
     assert loaded["v"].dtype == torch.float64
+
+
+def test_expanded_buffers_that_are_one_stay_one_and_are_all_filled(tmp_path: Path) -> None:
+    def module(x: float) -> Any:
+        made, row = torch.nn.Module(), torch.full((4,), x)
+        made.register_buffer("first", row.expand(3, 4))
+        made.register_buffer("second", row.expand(3, 4))
+        return made
+
+    ckt.save({"model": module(5.0)}, tmp_path)
+    target = module(1.0)
+    assert ckt.restore({"model": target}, tmp_path).clean
+    assert torch.equal(target.first, torch.full((3, 4), 5.0))
+    assert torch.equal(target.second, target.first)
+    assert target.second.data_ptr() == target.first.data_ptr()
+
+
+@pytest.mark.parametrize("nbytes", [0, 16])
+def test_a_tensor_without_its_memory_is_refused_by_name(nbytes: int, tmp_path: Path) -> None:
+    """A sharding wrapper frees storages under its tensors; to read on would be to read wild."""
+    whole, freed = torch.ones(10), torch.ones(10)
+    freed.untyped_storage().resize_(nbytes)
+    with pytest.raises(UsageError, match="storage was freed or is too small"):
+        ckt.save({"weight": freed}, tmp_path)
+    ckt.save({"weight": whole}, tmp_path)
+    with pytest.raises(UsageError, match="weight: found a tensor whose storage was freed"):
+        ckt.restore({"weight": freed}, tmp_path)

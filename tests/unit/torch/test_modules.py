@@ -511,3 +511,19 @@ def test_a_module_that_stands_twice_in_the_tree_is_stored_once(tmp_path: Path) -
     with pytest.raises(MismatchError, match="two stored values"):
         ckt.restore({"a": target, "b": target}, tmp_path / "two")
     assert torch.equal(target.weight, module.weight)
+
+
+def test_a_state_with_keys_of_another_type_comes_back_with_them(tmp_path: Path) -> None:
+    class Numbered(nn.Module):
+        got: Any = None
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            return {1: torch.ones(2), (2, "a"): torch.zeros(1)}
+
+        def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+            self.got = dict(state)
+
+    ckt.save({"model": Numbered()}, tmp_path)
+    target = Numbered()
+    ckt.restore({"model": target}, tmp_path)
+    assert list(target.got) == [1, (2, "a")]

@@ -423,3 +423,57 @@ def test_a_warning_points_at_the_callers_line(tmp_path: Path) -> None:
     with pytest.warns(CkptWarning, match="by position") as caught:
         ckt.save({"optimizer": optimizer}, tmp_path)
     assert caught[0].filename == __file__
+
+
+def test_moments_in_containers_come_back_as_they_were_saved(tmp_path: Path) -> None:
+    def optimizer() -> Any:
+        parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        return torch.optim.SGD([("w", parameter)], lr=0.1)
+
+    saved = optimizer()
+    exact, count = torch.tensor([1.0001, 2.0002, 3.0]), torch.tensor([123456789])
+    saved.state[saved.param_groups[0]["params"][0]] = {
+        "parts": {"row": exact, "count": count}, "list": [exact], "mode": "factored",
+    }  # fmt: skip
+    ckt.save({"optimizer": saved}, tmp_path)
+    target = optimizer()
+    ckt.restore({"optimizer": target}, tmp_path)
+    (entry,) = target.state.values()
+    assert torch.equal(entry["parts"]["row"], exact)
+    assert torch.equal(entry["parts"]["count"], count)
+    assert entry["list"][0].dtype == torch.float32
+    assert entry["mode"] == "factored"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_over_meta_parameters_gets_real_moments(fused: bool, tmp_path: Path) -> None:
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    step(model, optimizer)
+    ckt.save({"model": model, "optimizer": optimizer}, tmp_path)
+    with torch.device("meta"):
+        target = nn.Linear(4, 4)
+    fresh = torch.optim.AdamW(target.parameters(), foreach=not fused)
+    if fused:
+        fresh.param_groups[0].update(fused=True, foreach=None)
+    ckt.restore({"model": target, "optimizer": fresh}, tmp_path)
+    assert not any(x.is_meta for entry in fresh.state.values() for x in entry.values())
+    step(model, optimizer)
+    step(target, fresh)
+    assert torch.equal(target.weight, model.weight)
+
+
+def test_an_optimizer_restored_in_inference_mode_can_step(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    ckt.save({"model": model, "optimizer": optimizer}, tmp_path)
+    with torch.inference_mode():
+        ckt.restore({"model": model, "optimizer": optimizer}, tmp_path)
+    optimizer.step()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ckptfmt.torch as ckt
-from ckptfmt.errors import UnsupportedError, UsageError
+from ckptfmt.errors import MismatchError, UnsupportedError, UsageError
 from ckptfmt.torch import composites, quantized
 from ckptfmt.torch.dtypes import CARRIED
 from ckptfmt.torch.tensors import (
@@ -312,3 +312,19 @@ def test_an_inference_tensor_is_overwritten() -> None:
         tensor = torch.zeros(3)
     overwritten(tensor, torch.ones(3))
     assert tensor.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan")])
+def test_a_cast_never_drops_an_infinity_or_a_nan(special: float, tmp_path: Path) -> None:
+    """Some dtypes have no infinity; it must not become a NaN in silence."""
+    ckt.save({"w": torch.tensor([special, 1.0])}, tmp_path)
+    for dtype in (torch.float16, torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        target = torch.ones(2).to(dtype)
+        try:
+            ckt.restore({"w": target}, tmp_path, allow_cast=True)
+        except MismatchError:
+            assert torch.equal(target.to(torch.float32), torch.ones(2))
+            assert torch.tensor(special).to(dtype).float() != special
+        else:
+            expected = torch.tensor([special, 1.0])
+            assert torch.equal(target.float().nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9))
