@@ -34,7 +34,7 @@ export PIP_REQUIRE_VIRTUALENV := 1
 # The test processes must agree on every test's name, also where a set's order is part of it.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup lint check test test-slow demo bench clean
+.PHONY: help setup lint check test test-slow demo bench soak clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s @
@@ -57,6 +57,9 @@ check: $(READY) ## the default suite alone
 
 bench: $(READY) ## every benchmark, in its small size
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file --small || exit 1; done
+
+soak: $(READY) ## three trainers on one store and much trouble, for SECONDS (600)
+	$(BIN)/python tests/soak/soak.py --seconds $(or $(SECONDS),600)
 
 setup: $(READY) ## .venv with the package, its test tools and CPU frameworks
 

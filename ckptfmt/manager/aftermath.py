@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -125,9 +124,16 @@ class Aftermath:
         if quiet:
             save.future.exception()
             log.error("the save of %s failed: %s", save.future.name, error)
-        if isinstance(error, StorageError) and error.errno == errno.ENOSPC:
-            # The space of what is deleted already comes back at once: the next save needs it.
-            self._store.gc(grace_s=0)
+        self.make_room(error)
+
+    def make_room(self, error: BaseException) -> None:
+        """After a save that found the disk full: what is deleted already gives its space back at
+        once, for the next save needs it."""
+        if isinstance(error, StorageError) and error.reason == "no-space":
+            try:
+                self._store.gc(grace_s=0)
+            except CheckpointError as second:
+                log.error("no room could be made in %s: %s", self._store.url, second)
 
     def _clean_up(self) -> None:
         if self._policy is None:

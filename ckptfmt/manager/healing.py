@@ -64,7 +64,16 @@ class Healing:
             The last error, where there are checkpoints and none is good.
         """
         last: Exception | None = None
-        for store, name in self._candidates()[:ATTEMPTS_MAX]:
+        tried: set[tuple[bool, str]] = set()
+        while len(self.rejected) < ATTEMPTS_MAX:
+            # Listed anew each time: others commit and delete while we look.
+            rows = [
+                row for row in self._candidates() if (row[0] is self.mirror, row[1]) not in tried
+            ]
+            if not rows:
+                break
+            store, name = rows[0]
+            tried.add((store is self.mirror, name))
             self._refusal = None
             try:
                 with store.open(name) as checkpoint:
@@ -80,6 +89,8 @@ class Healing:
                 if isinstance(error, StorageError) and error.retryable:
                     raise  # the medium, not the checkpoint: an older one would be a silent loss
                 last = error
+                if isinstance(error, NotFoundError) and name not in store.names():
+                    continue  # deleted by somebody since the listing: nothing is wrong with it
                 self._reject(name, str(error), error)
             except Exception as error:
                 if self._refusal is None or error is not self._refusal:

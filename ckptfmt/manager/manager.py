@@ -332,6 +332,7 @@ class Manager:
                 future.set_result(save_tree(tree, backend, request))
         except Exception as error:
             self._tell("save.error", name, step, error=error)
+            self._aftermath.make_room(error)
             if self._on_error == "raise" or isinstance(error, UsageError):
                 raise
             log.error("the save of %s failed: %s", name, error)

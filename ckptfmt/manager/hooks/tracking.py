@@ -33,8 +33,8 @@ def mlflow(store: StrPath | Store, *, run_id: str, client: Any = None) -> Delive
     before: list[str] = []
 
     def deliver(event: Event) -> None:
-        if event.checkpoint is None:
-            return
+        if event.checkpoint is None or "url" in event.data:
+            return  # the mirror's: this store still has it
         pointer = f"{url}@{event.checkpoint}"
         if event.kind == "delete":
             chosen.set_tag(run_id, f"ckptfmt.deleted.{event.checkpoint}", str(event.data["reason"]))

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ckptfmt
-from ckptfmt import Alarm, CheckpointInfo, Event, Manager, StorageError, Store, UsageError
+from ckptfmt import Alarm, Event, Manager, Store, UsageError
 from ckptfmt.manager.alarm import AlarmWatch
 from ckptfmt.storage import open_backend
 from ckptfmt.testing import FaultyBackend
@@ -63,41 +62,3 @@ def test_what_a_save_cost_stays_with_the_checkpoint(tmp_path: Path) -> None:
     costs: list[Any] = [i.metadata["ckptfmt.save_cost"] for i in Store(tmp_path).checkpoints()]
     assert costs[0]["written_nbytes"] > 20_000 > costs[1]["written_nbytes"]
     assert all(0 < cost["stall_s"] <= cost["durable_s"] for cost in costs)
-
-
-def test_an_abandoned_line_is_set_aside_though_the_store_failed_at_first(tmp_path: Path) -> None:
-    def state(value: int) -> dict[str, Any]:
-        return {"w": np.full(50, value, np.float32)}
-
-    with Manager(tmp_path) as manager:
-        for step in (1, 2, 3):
-            manager.save(state(step), step=step)
-    faulty = FaultyBackend(
-        open_backend(tmp_path),
-        fail_at=0,
-        only=lambda o: o.kind == "put_if_absent" and o.key.startswith("quarantine/"),
-    )
-    with Manager(Store(faulty)) as manager:  # type: ignore[arg-type]
-        manager.restore(state(0), at=1)
-        with pytest.raises(StorageError):
-            manager.save(state(20), step=2)
-        manager.save(state(20), step=2)
-    assert Store(tmp_path).steps() == [1, 2]
-    mine = state(0)
-    with Manager(tmp_path) as manager:
-        assert manager.restore(mine).step == 2
-    assert (mine["w"] == 20).all()
-
-
-def test_what_another_trainer_commits_during_a_restore_is_not_set_aside(tmp_path: Path) -> None:
-    state = {"w": np.ones(50, np.float32)}
-    ckptfmt.save(state, tmp_path, step=1)
-
-    def meanwhile(_: object, info: CheckpointInfo) -> None:
-        if info.step == 1:
-            ckptfmt.save(state, tmp_path, step=9)
-
-    with Manager(tmp_path, validate=[meanwhile]) as manager:
-        assert manager.restore(state).step == 1
-        manager.save(state, step=2)
-    assert Store(tmp_path).steps() == [1, 2, 9]

@@ -234,7 +234,7 @@ def test_a_full_disk_gives_back_the_space_of_what_was_deleted(
     monkeypatch.setattr(Store, "gc", gc)
     with Manager(tmp_path, on_error="continue") as manager:
         future = SaveFuture("step-0000000000000009")
-        future.set_exception(StorageError("full", reason="space", errno=errno.ENOSPC))
+        future.set_exception(StorageError("full", reason="no-space", errno=errno.ENOSPC))
         save = Started(9, 0.0, 0.0, future, concurrent.futures.Future())
         manager._aftermath.finished(save, quiet=True)
     assert asked == [0]

@@ -152,3 +152,12 @@ def test_lineage_goes_on_over_a_resume(tmp_path: Path) -> None:
     assert client.tags["ckptfmt.resumed_from"].endswith("@step-0000000000000002")
     assert [d["parent"] and d["parent"][-1] for d in client.documents.values()] == [None, *"123"]
     assert ("ckptfmt.loss", 1.0, 4) in client.metrics
+
+
+def test_what_the_mirror_deletes_is_not_called_deleted() -> None:
+    client = Client()
+    hook = hooks.mlflow("memory://x", run_id="r", client=client)
+    hook(Event("delete", 1.0, "step-1", 1, data={"reason": "old", "url": "s3://mirror"}))
+    hook(Event("delete", 1.0, "step-2", 2, data={"reason": "old"}))
+    assert hook.close(60)
+    assert client.tags == {"ckptfmt.deleted.step-2": "old"}
