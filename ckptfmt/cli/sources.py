@@ -144,7 +144,9 @@ def open_source(text: str, options: Mapping[str, object]) -> Iterator[Source]:
 
 
 def _is_foreign(text: str) -> bool:
-    if not os.path.exists(text) or os.path.isdir(os.path.join(text, "checkpoints")):
+    # A TensorFlow checkpoint is named by what its files share; `.index` is one of them.
+    there = os.path.exists(text) or os.path.exists(text + ".index")
+    if not there or os.path.isdir(os.path.join(text, "checkpoints")):
         return False
     # Imported here: most paths are stores, and their commands do without importers.
     from ckptfmt.foreign import detect_format

@@ -96,6 +96,7 @@ class ForeignTree:
         root: The nested tree: dicts, lists, tuples and values with a `ForeignTensor`,
             `ForeignContainer` or `ForeignValue` where one belongs.
         flat: The same as columns.
+        file: The file that was opened, where the path given is none itself: a prefix.
     """
 
     format: str
@@ -107,6 +108,7 @@ class ForeignTree:
     opaque: Mapping[str, str] = field(default_factory=dict)
     root: Any = None
     flat: FlatTree | None = None
+    file: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_foreign(path: StrPath) -> ForeignCheckpoint:
-    """Open a file or folder of another format (`.safetensors`). Its values are not read yet.
+    """Open a file or folder of another format, or a TensorFlow prefix. Its values are not read yet.
 
     Raises:
         NotFoundError: There is no such file; or shards of a folder are missing: all are named.
@@ -71,12 +71,10 @@ class ForeignStored:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        from ckptfmt.format import Dtype, numpy_dtype
+        from ckptfmt.format import dtype_named, numpy_dtype
 
-        bits = self.nbytes * 8 // max(1, int(np.prod(self.shape, dtype=object)))
-        if self.nbytes:
-            return numpy_dtype(Dtype(self.dtype_name, bits))
-        return self.foreign.fetch().dtype
+        known = dtype_named(self.dtype_name)
+        return self.foreign.fetch().dtype if known is None else numpy_dtype(known)
 
     def read(
         self, region: Any = ..., *, out: NDArray[Any] | None = None, verify: bool = True
@@ -153,7 +151,7 @@ class ForeignCheckpoint(Mapping[str, Any]):
             name=os.path.basename(os.path.normpath(self.path)),
             step=None,
             generation=0,
-            created=datetime.fromtimestamp(os.stat(self.path).st_mtime, UTC),
+            created=datetime.fromtimestamp(os.stat(self.foreign.file or self.path).st_mtime, UTC),
             url=self.path,
             nbytes=self.foreign.nbytes,
             stored_nbytes=self.foreign.nbytes,

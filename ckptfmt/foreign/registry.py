@@ -25,6 +25,11 @@ IMPORTERS: dict[str, ImporterRow] = {
         "",
         (".safetensors", ".safetensors.index.json"),
     ),
+    "tensorbundle": ImporterRow(
+        "ckptfmt.foreign.bundle:TensorBundleImporter",
+        "",
+        (".index", ".data-00000-of-00001"),
+    ),
 }
 
 ENTRY_POINTS = "ckptfmt.converters"
@@ -90,9 +95,10 @@ def detect_format(path: str) -> str | None:
 
 def find_importer(path: str, source_format: str | None) -> tuple[str, Importer]:
     """The importer for a path: the named one, else the one that recognises it."""
-    if not os.path.lexists(path):
-        raise NotFoundError("no such file or folder", reason="file", where=path)
+    # Not every path is a file: TensorFlow's checkpoints go by the part that their files share.
     name = source_format or detect_format(path)
+    if name is None and not os.path.lexists(path):
+        raise NotFoundError("no such file or folder", reason="file", where=path)
     if name is None:
         raise UnsupportedError(
             "no importer recognises this",

@@ -37,6 +37,7 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
         {"--help", "--version", "ls", "show", "cat", "diff", "verify", "tag", "rm"},
         {"over_numpy_s", "over_numpy_cpu_s"},
     ),
+    "bundle": ({"list", "list objects", "warm read", "convert", "save"}, set()),
     "dcp": ({"first stall", "stall", "save", "small save"}, {"nbytes"}),
     "part": ({"cold part"}, {"asked_nbytes", "disk_nbytes"}),
 }
