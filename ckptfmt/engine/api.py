@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from ckptfmt.engine.adapter import MatchBy
-from ckptfmt.engine.background import SaveFuture, WhenBusy, save_in_background
+from ckptfmt.engine.background import SaveFuture, WhenBusy, await_saves, save_in_background
 from ckptfmt.engine.call import settle_together
 from ckptfmt.engine.group import ranks_of
 from ckptfmt.engine.group_restore import restore_in_group
@@ -371,8 +371,9 @@ def restore(
     )
     if group is None:
         return restore_tree(target, _source(source, step, at), request)
-    opened = partial(_source, source, step, at)
-    return restore_in_group(target, opened, _backend(source), request, ranks_of(group))
+    opened, backend = partial(_source, source, step, at), _backend(source)
+    await_saves(backend)  # the ranks still meet there, and would take one meeting for the other
+    return restore_in_group(target, opened, backend, request, ranks_of(group))
 
 
 def _backend(source: Where | Checkpoint | Mapping[str, Any]) -> Backend:

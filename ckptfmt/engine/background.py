@@ -135,9 +135,7 @@ def settle(backend: Backend, when_busy: WhenBusy = "wait") -> None:
     Raises:
         ConflictError: kind `conflict-busy`: one is in flight and the caller does not wait.
     """
-    with _lock:
-        futures = list(_in_flight.get(backend.url, ()))
-    for future in futures:
+    for future in _of_store(backend):
         if not future.done() and when_busy == "raise":
             raise ConflictError(
                 "a save to this store is in flight",
@@ -150,6 +148,16 @@ def settle(backend: Backend, when_busy: WhenBusy = "wait") -> None:
         error = future._unasked()
         if error is not None:
             raise error
+
+
+def _of_store(backend: Backend) -> list[SaveFuture]:
+    with _lock:
+        return list(_in_flight.get(backend.url, ()))
+
+
+def await_saves(backend: Backend) -> None:
+    """Wait for the saves to a store that are in flight; their errors stay with their futures."""
+    concurrent.futures.wait(_of_store(backend))
 
 
 def _add(url: str, future: SaveFuture) -> None:
@@ -185,11 +193,13 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
     if layout.nbytes > config.current().staging_nbytes:
         return _run_here(future, prepared)
     arena = _arena
-    memory = arena.take(layout.nbytes, devices_of(prepared.plan))
+    memory = None
     try:
+        memory = arena.take(layout.nbytes, devices_of(prepared.plan))
         staged = stage_all(prepared.plan, memory, layout)
     except BaseException as error:
-        arena.back(memory)
+        if memory is not None:
+            arena.back(memory)
         prepared.abandon(error)
         raise
     arena.staged(memory)

@@ -354,7 +354,7 @@ class Staged:
 
 
 class _ByName(Mapping[str, Any]):
-    """What validators see: arrays and plain values."""
+    """What validators see: arrays, read-only since they are what will be bound, and plain values."""
 
     def __init__(self, staged: Staged, comparison: Comparison) -> None:
         self._staged, self._comparison = staged, comparison
@@ -365,12 +365,22 @@ class _ByName(Mapping[str, Any]):
         if stored in self._comparison.boxes:
             return self._staged.sharded(stored)
         if name in self._comparison.sources:
-            return self._staged[name]
+            return _read_only(self._staged[name])
         leaf = self._comparison.leaf(name)
-        return self._staged.arrays[leaf.tensor] if leaf.dtype else copy.deepcopy(leaf.value)
+        if not leaf.dtype:
+            return copy.deepcopy(leaf.value)
+        return _read_only(self._staged.arrays[leaf.tensor])
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._comparison.sources, *self._below])
 
     def __len__(self) -> int:
         return len(self._comparison.sources) + len(self._below)
+
+
+def _read_only(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view

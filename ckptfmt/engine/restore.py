@@ -361,11 +361,18 @@ def _check_all(
 
 
 def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:
-    failed = []
+    failed: list[tuple[str, BaseException]] = []
+    interrupt: BaseException | None = None
     for target in reversed(bound):
         try:
-            target.undo()
-        except Exception as error:
+            try:
+                target.undo()
+            except Exception:
+                raise
+            except BaseException as error:  # Ctrl-C: half a roll-back is the worst of all
+                interrupt = error
+                target.undo()
+        except BaseException as error:
             failed.append((target.name, error))
     if failed:
         raise PartialRestoreError(
@@ -376,6 +383,8 @@ def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:
             do="restore another checkpoint into fresh objects, or stop",
             changed=tuple(name for name, _ in failed),
         ) from cause
+    if interrupt is not None:
+        raise interrupt from cause
 
 
 def _bind_in_groups(

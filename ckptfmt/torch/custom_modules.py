@@ -78,10 +78,11 @@ def take_up(module: Any) -> None:
 def own_code(module: Any) -> str:
     """Why a module must be loaded by its own code, or "" if plain copies do the same."""
     for prefix, child in clean_modules(module):
-        if wrapper_of(child) is not None:
-            continue
+        row = wrapper_of(child)
+        if row is not None and not row[1]:
+            continue  # it takes its child out of the keys by hooks of its own
         where = prefix[:-1] or "the module"
-        for method in _METHODS:
+        for method in _METHODS if row is None else ():
             function = getattr(type(child), method)
             origin = getattr(function, "__module__", "") or ""
             if method in child.__dict__ or not (origin + ".").startswith("torch.nn."):
@@ -89,7 +90,19 @@ def own_code(module: Any) -> str:
         for hooks in _HOOKS:
             if any(not is_fsdp_hook(hook) for hook in (getattr(child, hooks, None) or {}).values()):
                 return f"{where} has {hooks.strip('_')}"
-    return ""
+    return "" if _is_live(module) else "state_dict() gives copies, as a wrapper's hooks make them"
+
+
+def _is_live(module: Any) -> bool:
+    """Whether the state is the module's own tensors: what is copied into others would be lost."""
+    own = {
+        id(tensor)
+        for child in module.modules()
+        for table in (child._parameters, child._buffers)
+        for tensor in table.values()
+    }
+    state = module.state_dict(keep_vars=True)
+    return all(id(t) in own for t in state.values() if isinstance(t, torch.Tensor))
 
 
 class CustomModuleTarget:
@@ -339,7 +352,7 @@ class Snapshot:
         self._undo.append(put_back)
 
     def _keep_dict(self, live: Any) -> None:
-        old = live.copy()
+        old = set(live) if isinstance(live, set) else dict(live)
 
         def put_back() -> None:
             live.clear()

@@ -6,7 +6,9 @@ told by its missing key, and a call that failed leaves no collective half done f
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -20,8 +22,27 @@ CLOSE_S = 2.0
 PIECE_NBYTES = 4 << 20
 """A TCPStore takes values of up to 8 MiB."""
 
-_calls: dict[str, int] = {}
-"""Store prefix -> how many meetings this process has had there."""
+
+@dataclass(slots=True)
+class _Session:
+    """The meetings of a group as long as it lives: a group made anew, under the same name, may have
+    ranks that were not in the last one."""
+
+    store: weakref.ref[Any]
+    prefix: str
+    calls: int = 0
+
+
+_sessions: dict[str, _Session] = {}
+"""Name of a group -> its session in this process."""
+
+
+def _session(store: Any, name: str, size: int) -> _Session:
+    known = _sessions.get(name)
+    if known is None or known.store() is not store:
+        number = (store.add(f"{name}/ranks", 1) - 1) // size  # of one store that several had
+        known = _sessions[name] = _Session(weakref.ref(store), f"{name}/{number}")
+    return known
 
 
 def ranks_of(group: Any) -> ProcessRanks:
@@ -57,11 +78,13 @@ class ProcessRanks:
 
     def meet(self, backend: Backend, timeout_s: float) -> StoreMailbox:
         """The next meeting; all ranks count them alike."""
-        call = _calls[self._name] = _calls.get(self._name, 0) + 1
+        session = _session(self._store, self._name, self.size)
+        session.calls += 1
+        prefix = f"{session.prefix}/{session.calls}"
         if self.rank == 0:
             # All ranks that came to the last meeting had read what was said in the one before.
-            _forget(self._store, f"{self._name}/{call - 2}")
-        return StoreMailbox(self._store, f"{self._name}/{call}", self.size, owner=self.rank == 0)
+            _forget(self._store, f"{session.prefix}/{session.calls - 2}")
+        return StoreMailbox(self._store, prefix, self.size, owner=self.rank == 0)
 
 
 class StoreMailbox:

@@ -77,7 +77,8 @@ class LoaderTarget:
 
     def undo(self) -> None:
         while self._parts:
-            self._parts.pop()()
+            self._parts[-1]()
+            self._parts.pop()
         if self._old is not None:
             vars(self._loader).clear()
             vars(self._loader).update(self._old)

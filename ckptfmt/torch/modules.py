@@ -174,4 +174,5 @@ class ModuleTarget:
 
     def undo(self) -> None:
         while self._overwrites:
-            self._overwrites.pop().undo()
+            self._overwrites[-1].undo()
+            self._overwrites.pop()

@@ -93,7 +93,7 @@ class OptimizerTarget:
     # Compare
 
     def compare(self, comparison: Comparison) -> None:
-        refuse_in_parts(self._optimizer, self.name)
+        refuse_in_parts(self._optimizer, self.name, self._peers)
         self._stored = comparison.stored(self.name)
         self._attributes = comparison.attributes(self.name)
         self._parts = []
@@ -402,19 +402,20 @@ class OptimizerTarget:
 
 def _as_saved(key: object, value: Any, now: Any, parameter: Any) -> Any:
     """A stored value of a parameter's state in place of what torch made of it (`now`)."""
-    device = "cpu" if parameter.is_meta else parameter.device
     if not isinstance(value, torch.Tensor):
-        moved = partial(_moved, device=device)
-        return now if now is value else map_tree(value, "", moved)
+        device = None if parameter.is_meta else parameter.device
+        return now if now is value else map_tree(value, "", partial(_moved, device=device))
     if not isinstance(now, torch.Tensor):
         return now
     if key == "step":  # its dtype and device depend on the implementation
         return value.to(now.dtype) if now.is_meta else now
-    return value.to(device) if now.is_meta or now.dtype != value.dtype else now
+    if now.is_meta:
+        return value
+    return value.to(now.device) if now.dtype != value.dtype else now
 
 
 def _moved(value: Any, _name: str, *, device: Any) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
+    return value if device is None or not isinstance(value, torch.Tensor) else value.to(device)
 
 
 def _like_own_lr(group: dict[str, Any], own: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from ckptfmt.engine import Captured
 from ckptfmt.errors import UsageError
 from ckptfmt.torch.param_names import ParameterNames, parameter_names
 from ckptfmt.torch.trees import mark
+from ckptfmt.torch.wrappers import holds_parts
 
 CLASS = "torch.optimizer"
 ALIASES = "torch.param_aliases"
@@ -33,13 +34,21 @@ def capture(
 
     `in_tree`: the names of `peers` are those of the tree, so that a rename can follow them.
     """
-    refuse_in_parts(optimizer, name)
+    refuse_in_parts(optimizer, name, peers)
     names = parameter_names(optimizer, name, peers, warn=True)
     state = optimizer.state_dict()
     by_id = _names_by_id(state, names, name)
     attributes: dict[str, dict[str, object]] = {}
     tree = {key: value for key, value in state.items() if key not in ("state", "param_groups")}
     tree["state"] = {by_id.get(key, key): entry for key, entry in state["state"].items()}
+    if len(tree["state"]) < len(state["state"]):
+        raise UsageError(
+            "two entries of the optimizer's state have one name",
+            reason="torch-optimizer-form",
+            where=name,
+            found=", ".join(repr(k) for k in state["state"] if k in by_id.values()),
+            do="give what belongs to no parameter a key that is no parameter's name",
+        )
     tree["param_groups"] = [
         {
             **{k: v for k, v in group.items() if k not in GROUP_OWN},
@@ -62,17 +71,31 @@ def capture(
     return Captured(tree, attributes)
 
 
-def refuse_in_parts(optimizer: Any, name: str) -> None:
-    """An optimizer of which each rank holds a part under positions of its own."""
-    if type(optimizer).__name__ != "ZeroRedundancyOptimizer":
-        return
-    raise UsageError(
-        "a ZeroRedundancyOptimizer holds a part of the state on each rank",
-        reason="torch-optimizer-parts",
-        where=name,
-        do="shard the module with fully_shard and use the plain optimizer; or, on every rank, "
-        "consolidate_state_dict(0), and put its state_dict() into the tree of rank 0",
-    )
+def refuse_in_parts(optimizer: Any, name: str, peers: Sequence[tuple[str, object]]) -> None:
+    """An optimizer of which each rank holds a part under positions, or names, of its own."""
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        raise UsageError(
+            "a ZeroRedundancyOptimizer holds a part of the state on each rank",
+            reason="torch-optimizer-parts",
+            where=name,
+            do="shard the module with fully_shard and use the plain optimizer; or, on every rank, "
+            "consolidate_state_dict(0), and put its state_dict() into the tree of rank 0",
+        )
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for at, peer in peers:
+        if (
+            isinstance(peer, torch.nn.Module)
+            and any(id(p) in own for p in peer.parameters())
+            and holds_parts(peer)
+        ):
+            raise UsageError(
+                "an optimizer of a FullyShardedDataParallel holds a part of the state on each rank",
+                reason="torch-optimizer-parts",
+                where=name,
+                found=f"sharded parameters of {at!r}",
+                do="shard the module with fully_shard; or save what get_state_dict(model, "
+                "optimizer) gives, by ckptfmt.torch.dcp",
+            )
 
 
 def _names_by_id(state: Mapping[str, Any], names: ParameterNames, name: str) -> dict[Any, str]:

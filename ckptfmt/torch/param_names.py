@@ -6,6 +6,7 @@ loaded. So the modules that stand in the same tree are asked first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -67,10 +68,13 @@ def parameter_names(
         )
     if found:
         names = [[found[id(p)][0] for p in group] for group in groups]
+        _refuse_one_name(names, name)
         aliases = {all_[0]: all_[1:] for all_ in found.values() if len(all_) > 1}
         return ParameterNames(names, "module", aliases, modules)
     own = [group.get("param_names") for group in optimizer.param_groups]
-    if wanted and all(own):
+    own_names = [str(n) for group in own for n in group or ()]
+    # Those of two modules, named by each alone, name nothing.
+    if wanted and all(own) and len(set(own_names)) == len(own_names):
         return ParameterNames([[str(n) for n in group] for group in own], "param_names")
     if warn and wanted:
         give_warning(
@@ -79,6 +83,21 @@ def parameter_names(
             "named_parameters()"
         )
     return ParameterNames(_positions(groups), "position")
+
+
+def _refuse_one_name(groups: list[list[str]], name: str) -> None:
+    """Of two parameters, as `a` with a child `b` and a module `a.b` would give: one's state would
+    take the other's place."""
+    counts = Counter(n for group in groups for n in group)
+    twice = [n for n, count in counts.items() if count > 1]
+    if twice:
+        raise UsageError(
+            "two parameters of the optimizer have one name",
+            reason="torch-optimizer-parameters",
+            where=name,
+            found=", ".join(map(repr, twice[:5])),
+            do="give the modules keys in the tree that are no beginnings of one another",
+        )
 
 
 def _positions(groups: list[list[Any]]) -> list[list[str]]:

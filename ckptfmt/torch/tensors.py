@@ -28,6 +28,10 @@ MEMORY_FORMAT = "torch.memory_format"
 REQUIRES_GRAD = "torch.requires_grad"
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_FREED = (
+    "a tensor whose storage was freed or is too small for it",
+    "take it while it has its data (outside the sharding wrapper that frees it), or a clone",
+)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ORDER = "<" if sys.byteorder == "little" else ">"
 _KINDS = {
@@ -74,11 +78,8 @@ def _refusal(tensor: Any, meta: bool) -> tuple[str, str]:
         return f"a tensor of the layout {tensor.layout}", "take tensor.to_dense() into the tree"
     if tensor.is_meta and not meta:
         return "a meta tensor, which has no data", "materialize it first: module.to_empty(...)"
-    if not tensor.is_meta and _lacks_memory(tensor):
-        return (
-            "a tensor whose storage was freed or is too small for it",
-            "save while it has its data (outside the sharding wrapper that frees it), or a clone",
-        )
+    if not tensor.is_meta and lacks_memory(tensor):
+        return _FREED
     if tensor.dtype not in CARRIED:
         return f"dtype {tensor.dtype}", "convert it to a dtype with plain elements"
     if CARRIED[tensor.dtype].name == X2 and tensor.dim() == 0:
@@ -86,7 +87,19 @@ def _refusal(tensor: Any, meta: bool) -> tuple[str, str]:
     return "", ""
 
 
-def _lacks_memory(tensor: Any) -> bool:
+def refuse_freed(tensor: Any, name: str) -> None:
+    """
+    Raises:
+        UsageError: It has not the memory that its elements would lie in.
+    """
+    if lacks_memory(tensor):
+        found, do = _FREED
+        raise UsageError(
+            "tensor cannot be carried", reason="torch-tensor", where=name, found=found, do=do
+        )
+
+
+def lacks_memory(tensor: Any) -> bool:
     """`UntypedStorage.resize_` shrinks a storage under its tensors; a zero tensor of forward-mode
     differentiation has none."""
     if not tensor.numel():

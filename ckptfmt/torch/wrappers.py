@@ -36,6 +36,17 @@ def wrapper_of(module: Any) -> tuple[str, bool] | None:
     return None
 
 
+def holds_parts(module: Any) -> bool:
+    """Whether a wrapper in it (FSDP, version 1) leaves each rank a part of the parameters, under
+    their names: no DTensor says which."""
+    for child in module.modules():
+        if wrapper_of(child) == ("_fsdp_wrapped_module", False):
+            handle = getattr(child, "_handle", None)
+            if handle is not None and handle.uses_sharded_strategy:
+                return True
+    return False
+
+
 def unwrap(module: Any) -> Any:
     """The innermost module below wrappers at the root."""
     row = wrapper_of(module)

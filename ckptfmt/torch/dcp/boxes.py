@@ -13,7 +13,7 @@ import torch
 from ckptfmt.engine import Checkpoint, Fill, StoredTensor, fill_boxes
 from ckptfmt.errors import MismatchError, UsageError
 from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried
-from ckptfmt.torch.tensors import bits, from_array, writing
+from ckptfmt.torch.tensors import bits, from_array, lacks_memory, writing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +48,8 @@ def refuse_misfits(copies: Sequence[BoxCopy]) -> None:
         expected, found = _dtype_text(box.stored), str(box.target.dtype).removeprefix("torch.")
         if tuple(box.target.shape) != box.extent:
             expected, found = str(list(box.extent)), str(list(box.target.shape))
+        if not box.target.is_meta and lacks_memory(box.target):
+            found = "a tensor whose storage was freed or is too small for it"
         if expected != found:
             lines[f"  {box.stored.name}: stored {expected}, target {found}"] = None
     if lines:

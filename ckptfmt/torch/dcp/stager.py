@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ckptfmt.engine import aligned_buffer, copy_arrays
-from ckptfmt.torch.tensors import bits, identity_of
+from ckptfmt.torch.tensors import bits, identity_of, refuse_freed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,9 +98,11 @@ def _collect(obj: Any, found: dict[Any, tuple[Any, int]], total: int) -> int:
         if is_traceable_wrapper_subclass(obj):
             for name in obj.__tensor_flatten__()[0]:
                 total = _collect(getattr(obj, name), found, total)
-        elif _is_plain(obj) and _key(obj) not in found:
-            found[_key(obj)] = obj, total
-            total += -(-obj.nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
+        elif _is_plain(obj):
+            refuse_freed(obj, "the state dict")
+            if _key(obj) not in found:
+                found[_key(obj)] = obj, total
+                total += -(-obj.nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
     elif isinstance(obj, Mapping):
         for item in obj.values():
             total = _collect(item, found, total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import ckptfmt
 from ckptfmt import ConflictError, FileGroup, MismatchError, Sharded, UsageError
 from ckptfmt.engine import per_rank
+from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.file_group import place_of
 from ckptfmt.engine.group import Meeting, pack_error, ranks_of, unpack_error
 
@@ -342,3 +344,48 @@ def test_world_needs_torch_distributed() -> None:
     pytest.importorskip("torch")
     with pytest.raises(UsageError, match="not initialized"):
         ranks_of("world")
+
+
+def test_a_rank_without_memory_for_its_copy_tells_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, take = threading.local(), Arena.take
+
+    def scarce(self: Arena, nbytes: int, *args: Any) -> Any:
+        if here.rank == 1:
+            raise MemoryError("no room")
+        return take(self, nbytes, *args)
+
+    def save(rank: int) -> Any:
+        here.rank = rank
+        group = FileGroup(rank, 2)
+        future = ckptfmt.save_async(
+            tree(rank, 2), tmp_path, step=1, group=group, timeout_s=TIMEOUT_S
+        )
+        return future.result()
+
+    monkeypatch.setattr(Arena, "take", scarce)
+    found = together(save, 2)
+    assert "rank 1" in str(found[0]), found
+    assert "no room" in str(found[0])
+    assert isinstance(found[1], MemoryError)
+    assert ckptfmt.Store(tmp_path).latest() is None
+
+
+def restore_during_a_save(path: Path, rank: int, size: int) -> Any:
+    group = FileGroup(rank, size)
+    old, new = ({"w": np.full(3, x)} for x in (1.0, 2.0))
+    ckptfmt.save(old, path, step=1, group=group, timeout_s=TIMEOUT_S)
+    future = ckptfmt.save_async(
+        new, path, step=2, group=group, timeout_s=TIMEOUT_S, progress=lambda _: time.sleep(0.2)
+    )
+    target = {"w": np.zeros(3)}
+    ckptfmt.restore(target, path, step=1, group=group)
+    return target["w"].tolist(), future.result().step
+
+
+def test_a_group_restores_while_its_save_is_in_flight(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(restore_during_a_save, tmp_path, rank, 2) for rank in range(2)]
+        assert [future.result(60) for future in futures] == [([1.0] * 3, 2)] * 2
+    assert ckptfmt.load(tmp_path)["w"].tolist() == [2.0] * 3

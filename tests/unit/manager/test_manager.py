@@ -341,6 +341,19 @@ def test_validators_see_staged_arrays_before_any_target_changes(tmp_path: Path) 
         assert (loaded.info.step, loaded.tree["step"], len(loaded.report.rejected)) == (2, 2, 1)
 
 
+def test_a_validator_cannot_change_what_is_restored(tmp_path: Path) -> None:
+    train(tmp_path, range(1, 2))
+    mine = state(0)
+
+    def normalizes(arrays: Mapping[str, Any], info: CheckpointInfo) -> None:
+        with pytest.raises(ValueError, match="read-only"):
+            arrays["w"][:] = 0
+
+    with Manager(tmp_path, validate=[normalizes]) as manager:
+        manager.restore(mine)
+    assert float(mine["w"][0]) == 1.0
+
+
 def test_an_error_of_the_tree_is_raised_and_not_taken_for_damage(tmp_path: Path) -> None:
     train(tmp_path, range(1, 3))
     with Manager(tmp_path) as manager, pytest.raises(MismatchError):

@@ -528,3 +528,48 @@ def test_scales_of_one_tensor_under_two_names_must_agree(tmp_path: Path) -> None
     with pytest.raises(MismatchError, match="two stored values"):
         ckt.restore({"a": one, "b": one}, tmp_path)
     assert one.q_scale() == 0.5
+
+
+def test_expanded_values_are_filled_and_other_tensors_of_the_pattern_left_alone(
+    tmp_path: Path,
+) -> None:
+    new = torch.sparse_coo_tensor([[1, 2, 4]], [5.0, 6.0, 7.0], (6,), is_coalesced=True)
+    ckt.save({"t": new}, tmp_path)
+    pattern = torch.tensor([[0, 1, 2]])
+    values = torch.zeros(1).expand(3)
+    target = torch.sparse_coo_tensor(pattern, values, (6,), is_coalesced=True)
+    other = torch.sparse_coo_tensor(pattern, torch.ones(3), (6,), is_coalesced=True)
+    ckt.restore({"t": target}, tmp_path)
+    assert torch.equal(target.to_dense(), new.to_dense())
+    assert torch.equal(other._indices(), torch.tensor([[0, 1, 2]]))
+
+
+def test_an_error_half_way_through_a_composite_puts_its_first_part_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.tensor([[5.0, 0], [0, 6.0]]).to_sparse_csr()
+    target = torch.tensor([[0, 1.0], [2.0, 0]]).to_sparse_csr()
+    ckt.save({"t": tensor}, tmp_path)
+    before = value(target)
+    calls: list[Any] = []
+    fails_at = 0
+
+    def fails_late(of: Any) -> Any:
+        calls.append(of)
+        if len(calls) == fails_at:
+            raise RuntimeError("device lost")
+        return bits(of)
+
+    for fails_at in range(1, 40):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("ckptfmt.torch.composite_targets.bits", fails_late)
+            try:
+                ckt.restore({"t": target}, tmp_path)
+            except RuntimeError:
+                pass
+            else:
+                break
+        assert value(target) == before, fails_at
+    assert len(calls) > 3
+    assert value(target) == value(tensor)

@@ -50,3 +50,29 @@ def test_a_sharded_tensor_is_refused_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="full_tensor") as caught:
         ckt.save({"w": sharded}, tmp_path / "s")
     assert "w" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_one_process")
+def test_a_wrapper_whose_state_is_a_copy_is_restored_by_its_own_code(tmp_path: Path) -> None:
+    """What is copied into the copies that its `state_dict()` gives would be lost in silence."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    saved, target = (FullyShardedDataParallel(nn.Linear(3, 2)) for _ in range(2))
+    assert not torch.equal(saved.state_dict()["weight"], target.state_dict()["weight"])
+    ckt.save({"m": saved}, tmp_path)
+    assert ckt.restore({"m": target}, tmp_path).clean
+    assert torch.equal(saved.state_dict()["weight"], target.state_dict()["weight"])
+    plain = nn.Linear(3, 2)
+    assert ckt.restore({"m": plain}, tmp_path).clean
+    assert torch.equal(plain.weight, saved.state_dict()["weight"])
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_load_hooks_of_a_wrapper_are_called(tmp_path: Path) -> None:
+    wrapped = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    ckt.save({"m": wrapped}, tmp_path)
+    called: list[int] = []
+    wrapped.register_load_state_dict_post_hook(lambda *_: called.append(1))
+    assert ckt.restore({"m": wrapped}, tmp_path).clean
+    assert called == [1]

@@ -313,3 +313,52 @@ def test_ranks_restore_the_same_step_all_or_none(tmp_path: Path) -> None:
         assert "step-0000000000000001 (" in second
         assert "on rank 0; step-0000000000000002" in second
         assert left == [-1.0] * 3
+
+
+def save_in_a_new_world(rank: int, size: int, path: Path) -> Any:
+    """One rank has had meetings under the name of the group that the other has not."""
+    base = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    if rank == 0:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        ckt.save({"a": 1}, path / "alone", group="world")
+        dist.destroy_process_group()
+    second = dist.PrefixStore("second", base)
+    dist.init_process_group("gloo", store=second, rank=rank, world_size=size)
+    return [
+        ckt.save({"w": torch.ones(3)}, path / "both", step=s, group="world", timeout_s=20).name
+        for s in (1, 2, 3)
+    ]
+
+
+def test_a_group_made_anew_counts_its_meetings_from_the_start(tmp_path: Path) -> None:
+    found = together(save_in_a_new_world, 2, tmp_path)
+    assert found[0] == found[1] == [f"step-{s:016d}" for s in (1, 2, 3)], found
+
+
+def keep_old_fsdp(rank: int, size: int, path: Path) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        net = FullyShardedDataParallel(nn.Linear(4, 2), use_orig_params=True)
+        return net, torch.optim.AdamW(net.parameters())
+
+    net, optimizer = made(0)
+    try:
+        ckt.save({"m": net, "o": optimizer}, path, group="world", timeout_s=TIMEOUT_S)
+    except ckptfmt.UsageError as error:
+        refused = str(error)
+    ckt.save({"m": net}, path, group="world", timeout_s=TIMEOUT_S)
+    other, _ = made(1)
+    ckt.restore({"m": other}, path, group="world")
+    return refused, full(net.state_dict()), full(other.state_dict())
+
+
+def test_an_old_fsdp_module_is_restored_and_its_optimizer_refused(tmp_path: Path) -> None:
+    found = together(keep_old_fsdp, 2, tmp_path)
+    for rank in range(2):
+        assert not isinstance(found[rank], str), found
+        refused, expected, restored = found[rank]
+        assert "holds a part of the state on each rank" in refused
+        equal(restored, expected)

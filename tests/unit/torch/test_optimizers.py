@@ -477,3 +477,42 @@ def test_an_optimizer_restored_in_inference_mode_can_step(tmp_path: Path) -> Non
     with torch.inference_mode():
         ckt.restore({"model": model, "optimizer": optimizer}, tmp_path)
     optimizer.step()
+
+
+def stepped(modules: list[nn.Module], parameters: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(parameters)
+    for scale, module in enumerate(modules, 1):
+        (module(torch.ones(1, 2)).sum() * scale).backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_names_that_two_modules_share_name_no_parameter(tmp_path: Path) -> None:
+    """torch takes `named_parameters()` of two modules as they are; by these names one's moments
+    would take the place of the other's."""
+    nets: list[nn.Module] = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    groups = [{"params": list(net.named_parameters())} for net in nets]
+    optimizer = stepped(nets, groups)
+    with pytest.warns(CkptWarning, match="goes by position"):
+        ckt.save({"optimizer": optimizer}, tmp_path)
+    fresh = torch.optim.Adam([{"params": list(net.named_parameters())} for net in nets])
+    ckt.restore({"optimizer": fresh}, tmp_path)
+    for net in nets:
+        for parameter in net.parameters():
+            expected = optimizer.state[parameter]["exp_avg"]
+            assert torch.equal(fresh.state[parameter]["exp_avg"], expected)
+
+
+def test_two_parameters_of_one_name_are_refused(tmp_path: Path) -> None:
+    one, other = nn.ModuleDict({"b": nn.Linear(2, 2)}), nn.Linear(2, 2)
+    optimizer = stepped([one["b"], other], [*one.parameters(), *other.parameters()])
+    with pytest.raises(UsageError, match="two parameters of the optimizer have one name"):
+        ckt.save({"a": one, "a.b": other, "optimizer": optimizer}, tmp_path)
+    net: Any = nn.Module()
+    net.register_parameter("count", nn.Parameter(torch.ones(2)))
+    own: Any = torch.optim.SGD(net.parameters(), momentum=0.9)
+    net.count.sum().backward()
+    own.step()
+    own.state["count"] = {"steps": 3}
+    with pytest.raises(UsageError, match="two entries of the optimizer's state have one name"):
+        ckt.save({"net": net, "optimizer": own}, tmp_path)

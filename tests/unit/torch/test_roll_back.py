@@ -161,3 +161,24 @@ def test_the_dataset_and_the_generator_of_a_loader_are_put_back(tmp_path: Path) 
     fails({"data": loader, "raises": Raises()}, tmp_path)
     assert torch.equal(generator.get_state(), before)
     assert next(iterator) == 4
+
+
+class Interrupted(Raises):
+    """Ctrl-C comes while its old state is put back."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise RuntimeError("it does not fit")
+        if self.calls == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_does_not_stop_a_roll_back_half_way(tmp_path: Path) -> None:
+    ckt.save({"model": Counts(5), "late": Interrupted()}, tmp_path)
+    model, late = Counts(1), Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        ckt.restore({"model": model, "late": late}, tmp_path)
+    assert late.calls == 3
+    assert model.epoch == 1
+    assert torch.equal(model.weight, torch.ones(2))

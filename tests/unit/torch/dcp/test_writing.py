@@ -430,3 +430,16 @@ def test_a_copy_keeps_kinds_ties_and_odd_tensors() -> None:
     assert torch.equal(made["sparse"].to_dense(), torch.eye(2))
     assert _plain(made["o"]) == _plain(tree["o"])
     lease.release()
+
+
+def test_a_tensor_without_its_memory_is_refused(tmp_path: Path) -> None:
+    """To copy it would be to read wild, or to save what happens to lie in fresh memory."""
+    freed = torch.ones(10)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ckptfmt.UsageError, match="storage was freed"):
+        cdcp.save({"w": freed}, tmp_path)
+    with pytest.raises(ckptfmt.UsageError, match="storage was freed"):
+        cdcp.async_save({"w": freed}, tmp_path).result()
+    cdcp.save({"w": torch.ones(10)}, tmp_path)
+    with pytest.raises(ckptfmt.MismatchError, match="storage was freed"):
+        cdcp.load({"w": freed}, tmp_path)
