@@ -354,7 +354,7 @@ class Staged:
 
 
 class _ByName(Mapping[str, Any]):
-    """What validators see: arrays, read-only since they are what will be bound, and plain values."""
+    """What validators see: plain values, and arrays, read-only as they will be bound."""
 
     def __init__(self, staged: Staged, comparison: Comparison) -> None:
         self._staged, self._comparison = staged, comparison

@@ -67,7 +67,8 @@ class LoaderTarget:
         """The iterator that is made takes its state into the dataset and the sampler themselves,
         and draws from the loader's generator."""
         loader = self._loader
-        names = [n for n in _PARTS if n != "dataset" or not loader.num_workers]  # workers have theirs
+        # Workers have datasets of their own.
+        names = [n for n in _PARTS if n != "dataset" or not loader.num_workers]
         parts = [getattr(loader, name, None) for name in names]
         parts += [getattr(part, "generator", None) for part in parts]
         for part in {id(part): part for part in parts if part is not None}.values():

@@ -1,4 +1,4 @@
-"""After a restore that fails, all is as it was: generators, attributes, datasets, not tensors alone."""
+"""After a restore that fails, all is as it was: generators, attributes and datasets too."""
 
 from __future__ import annotations
 
