@@ -58,7 +58,9 @@ def test_a_wrapper_whose_state_is_a_copy_is_restored_by_its_own_code(tmp_path: P
     """What is copied into the copies that its `state_dict()` gives would be lost in silence."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    saved, target = (FullyShardedDataParallel(nn.Linear(3, 2)) for _ in range(2))
+    saved, target = (
+        FullyShardedDataParallel(nn.Linear(3, 2), device_id=torch.device("cpu")) for _ in range(2)
+    )
     assert not torch.equal(saved.state_dict()["weight"], target.state_dict()["weight"])
     ckt.save({"m": saved}, tmp_path)
     assert ckt.restore({"m": target}, tmp_path).clean

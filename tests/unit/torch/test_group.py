@@ -341,7 +341,9 @@ def keep_old_fsdp(rank: int, size: int, path: Path) -> Any:
 
     def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(seed)
-        net = FullyShardedDataParallel(nn.Linear(4, 2), use_orig_params=True)
+        net = FullyShardedDataParallel(
+            nn.Linear(4, 2), device_id=torch.device("cpu"), use_orig_params=True
+        )
         return net, torch.optim.AdamW(net.parameters())
 
     net, optimizer = made(0)

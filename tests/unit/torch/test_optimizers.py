@@ -479,7 +479,7 @@ def test_an_optimizer_restored_in_inference_mode_can_step(tmp_path: Path) -> Non
     optimizer.step()
 
 
-def stepped(modules: list[nn.Module], parameters: Any) -> torch.optim.Optimizer:
+def stepped_over(modules: list[nn.Module], parameters: Any) -> torch.optim.Optimizer:
     optimizer = torch.optim.Adam(parameters)
     for scale, module in enumerate(modules, 1):
         (module(torch.ones(1, 2)).sum() * scale).backward()
@@ -492,7 +492,7 @@ def test_names_that_two_modules_share_name_no_parameter(tmp_path: Path) -> None:
     would take the place of the other's."""
     nets: list[nn.Module] = [nn.Linear(2, 2), nn.Linear(2, 2)]
     groups = [{"params": list(net.named_parameters())} for net in nets]
-    optimizer = stepped(nets, groups)
+    optimizer = stepped_over(nets, groups)
     with pytest.warns(CkptWarning, match="goes by position"):
         ckt.save({"optimizer": optimizer}, tmp_path)
     fresh = torch.optim.Adam([{"params": list(net.named_parameters())} for net in nets])
@@ -505,7 +505,7 @@ def test_names_that_two_modules_share_name_no_parameter(tmp_path: Path) -> None:
 
 def test_two_parameters_of_one_name_are_refused(tmp_path: Path) -> None:
     one, other = nn.ModuleDict({"b": nn.Linear(2, 2)}), nn.Linear(2, 2)
-    optimizer = stepped([one["b"], other], [*one.parameters(), *other.parameters()])
+    optimizer = stepped_over([one["b"], other], [*one.parameters(), *other.parameters()])
     with pytest.raises(UsageError, match="two parameters of the optimizer have one name"):
         ckt.save({"a": one, "a.b": other, "optimizer": optimizer}, tmp_path)
     net: Any = nn.Module()
