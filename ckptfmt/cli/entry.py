@@ -27,6 +27,8 @@ COMMANDS = {
     "tag": "give a checkpoint a second name: best, production",
     "push": "copy checkpoints into another store",
     "pull": "copy checkpoints from another store",
+    "watch": "a run, live in the terminal",
+    "report": "one HTML page about a run",
     "convert": "make a checkpoint from a file of another format",
 }
 

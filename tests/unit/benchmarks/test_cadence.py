@@ -42,7 +42,7 @@ def test_a_failure_costs_what_is_not_durable(cadence: Any, monkeypatch: Any) -> 
 
 
 def test_young_daly_is_near_the_best_fixed_interval(cadence: Any) -> None:
-    for scenario in cadence.SCENARIOS[1:]:  # the first has ten times as many saves
+    for scenario in cadence.SCENARIOS[3:]:  # the first have many times as many saves
         row = cadence.measure(scenario, 24, 13, 60)  # fewer traces, and their luck decides
         assert row["over_best"] <= 0.05, row
         often, seldom = row["fixed"][0][1], row["fixed"][-1][1]

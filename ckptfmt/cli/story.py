@@ -1,0 +1,160 @@
+"""What a store and its event file tell of a run: commits, what became of them, and what went wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckptfmt.engine import Store
+    from ckptfmt.types import CheckpointInfo
+
+EVENT_FILE = "events.jsonl"
+"""Where `hooks.jsonl` puts it, by the documentation's examples: in the store's folder."""
+SAVE_COST = "ckptfmt.save_cost"
+QUARANTINE = "ckptfmt.quarantine"
+THERE, TAGGED, DELETED, ASIDE = "there", "tagged", "deleted", "set aside"
+TELLING = frozenset(
+    {"alarm", "guard", "preempt", "mirror.lag", "restore.rejected", "save.error", "save.skipped"}
+)
+"""Kinds of events that a person should read."""
+
+
+@dataclass(slots=True)
+class Commit:
+    """A checkpoint that was committed, whether it is still there or not. Times in seconds."""
+
+    name: str
+    step: int | None
+    time_s: float
+    nbytes: int = 0
+    written_nbytes: int | None = None
+    stall_s: float | None = None
+    durable_s: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    fate: str = THERE
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        return str(self.step) if self.step is not None else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Of one store.
+
+    Attributes:
+        commits: Oldest first.
+        told: Events that a person should read, and restores, oldest first.
+        groups: (label, bytes) of the newest checkpoint's tensors.
+    """
+
+    url: str
+    latest: str | None
+    commits: Sequence[Commit]
+    told: Sequence[Mapping[str, Any]]
+    groups: Sequence[tuple[str, int]]
+
+
+def event_file(store: Store, asked: str | None) -> str | None:
+    """The event file to read: the one asked for, or that in the store's folder, if it is there."""
+    if asked is not None:
+        return asked
+    path = os.path.join(store.url, EVENT_FILE)
+    return path if os.path.exists(path) else None
+
+
+def read_story(store: Store, events: str | None, *, groups: bool = True) -> Story:
+    """All that is known.
+
+    Args:
+        events: An event file, or None: then only what the store itself has.
+        groups: Read the newest checkpoint's index too.
+    """
+    from ckptfmt.manager import hooks
+
+    rows = hooks.read_jsonl(events) if events is not None else []
+    commits = _commits_of(rows)
+    infos, tags = store.checkpoints(), set(store.tags().values())
+    for info in infos:
+        commit = _merge(commits, info)
+        commit.fate = TAGGED if info.name in tags else THERE
+    for info in store.checkpoints(quarantined=True):
+        reason = info.metadata.get(QUARANTINE, "")
+        if info.name not in {there.name for there in infos}:
+            commit = _merge(commits, info)
+            commit.fate, commit.reason = ASIDE, str(reason)
+    latest = store.latest()
+    return Story(
+        store.url,
+        latest.name if latest is not None else None,
+        sorted(commits.values(), key=lambda commit: commit.time_s),
+        [row for row in rows if row["kind"] in TELLING or row["kind"] == "restore.done"],
+        _groups(store, latest.name) if latest is not None and groups else [],
+    )
+
+
+def _commits_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Commit]:
+    """By name; what was saved again under a name replaces what was there."""
+    commits: dict[str, Commit] = {}
+    for row in rows:
+        name, data = row.get("checkpoint"), row.get("data", {})
+        if row["kind"] == "save.commit" and name is not None:
+            numbers = {k: float(v) for k, v in data.items() if isinstance(v, int | float)}
+            commits[name] = Commit(
+                name,
+                row.get("step"),
+                row["time_s"],
+                row.get("total_nbytes", 0),
+                row.get("nbytes", 0),
+                numbers.pop("stall_s", None),
+                row.get("seconds"),
+                numbers,
+                DELETED,  # unless it is found
+            )
+        elif row["kind"] == "delete" and name in commits and "url" not in data:
+            commits[name].reason = str(data.get("reason", ""))
+    return commits
+
+
+def _merge(commits: dict[str, Commit], info: CheckpointInfo) -> Commit:
+    commit = commits.setdefault(info.name, Commit(info.name, info.step, info.created.timestamp()))
+    commit.nbytes = info.nbytes
+    commit.metrics = {**commit.metrics, **info.metrics}
+    cost = info.metadata.get(SAVE_COST)
+    if isinstance(cost, Mapping):
+        commit.stall_s = _number(cost.get("stall_s"), commit.stall_s)
+        commit.durable_s = _number(cost.get("durable_s"), commit.durable_s)
+        written = _number(cost.get("written_nbytes"), None)
+        commit.written_nbytes = commit.written_nbytes if written is None else int(written)
+    return commit
+
+
+def _number(value: object, other: float | None) -> float | None:
+    return float(value) if isinstance(value, int | float) else other
+
+
+def _groups(store: Store, name: str) -> list[tuple[str, int]]:
+    from ckptfmt.cli.grouping import build, rows_to_depth
+    from ckptfmt.cli.leaves import leaves_of_index
+    from ckptfmt.errors import CheckpointError, warn
+
+    try:
+        with store.open(name) as checkpoint:
+            leaves = leaves_of_index(checkpoint.index, checkpoint.__getitem__, None)
+    except CheckpointError as error:
+        warn(f"{name} cannot be read: {error}")
+        return []
+    rows = rows_to_depth(build(leaves), 2, 24)
+    made, parent = [], ""
+    for at, row in enumerate(rows):
+        if row.level == 0:
+            parent = row.label
+            if at + 1 < len(rows) and rows[at + 1].level:
+                continue  # its parts follow
+        label = row.label if row.level == 0 else f"{parent}: {row.label}"
+        made.append((label, row.nbytes))
+    return sorted((row for row in made if row[1]), key=lambda row: -row[1])
