@@ -30,6 +30,11 @@ IMPORTERS: dict[str, ImporterRow] = {
         "",
         (".index", ".data-00000-of-00001"),
     ),
+    "pytorch": ImporterRow(
+        "ckptfmt.foreign.pytorch:PytorchImporter",
+        "",
+        (".pt", ".pth", ".bin", ".ckpt", ".bin.index.json"),
+    ),
 }
 
 ENTRY_POINTS = "ckptfmt.converters"

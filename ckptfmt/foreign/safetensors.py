@@ -64,7 +64,8 @@ class SafetensorsImporter(Importer):
         return ForeignTree(FORMAT, tensors, metadata=header.metadata, keys=_keys(tensors))
 
     def _read_directory(self, path: str) -> ForeignTree:
-        from ckptfmt.foreign.safetensors_folder import check_inside, read_folder
+        from ckptfmt.foreign.safetensors_folder import read_folder
+        from ckptfmt.foreign.shards import check_inside
 
         names = sorted(os.listdir(path))
         indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]

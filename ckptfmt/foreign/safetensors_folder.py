@@ -1,23 +1,18 @@
-"""A folder of shards: the index decides what is read, and nothing outside the folder ever is.
-
-An index maps each tensor's name to a file. File names come from strangers: they are checked as
-text, then their links are resolved without opening anything, and only what stays inside is opened.
-"""
+"""A folder of safetensors shards, as its `*.index.json` says."""
 
 from __future__ import annotations
 
-import os
-
-from ckptfmt.errors import CorruptError, NotFoundError
-from ckptfmt.foreign.base import ForeignTensor, ForeignTree, open_regular
+from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.safetensors import FORMAT, SUFFIX, read_file, tensors_of
-from ckptfmt.foreign.safetensors_header import NAME_NBYTES_MAX, REASON
-from ckptfmt.foreign.strict_json import JsonCursor
-
-INDEX_NBYTES_MAX = 64 << 20
-FILE_NAME_NBYTES_MAX = 1024
-INFO_NBYTES_MAX = 64 << 10
-_LISTED_MAX = 20
+from ckptfmt.foreign.safetensors_header import REASON
+from ckptfmt.foreign.shards import (
+    check_homes,
+    ignored_files,
+    join_metadata,
+    read_index,
+    resolve,
+    twice,
+)
 
 
 def read_folder(folder: str, index_name: str) -> ForeignTree:
@@ -28,9 +23,9 @@ def read_folder(folder: str, index_name: str) -> ForeignTree:
         CorruptError: The index leads out of the folder, names a tensor that its shard lacks, or a
             tensor stands in two shards.
     """
-    weight_map, info = _read_index(folder, index_name)
+    weight_map, info = read_index(folder, index_name, REASON)
     files = list(dict.fromkeys(weight_map.values()))
-    paths = _resolve(folder, files, index_name)
+    paths = resolve(folder, files, index_name)
     tensors, metadata, skipped = _read_shards(paths, weight_map, index_name)
     if info:
         metadata = {**metadata, "index": info}
@@ -41,114 +36,9 @@ def read_folder(folder: str, index_name: str) -> ForeignTree:
         ordered,
         metadata=metadata,
         skipped=skipped,
-        ignored=_ignored(folder, files, index_name),
+        ignored=ignored_files(folder, files, index_name, SUFFIX),
         keys={tensor.name: (tensor.foreign_name,) for tensor in ordered.values()},
     )
-
-
-def _read_index(folder: str, index_name: str) -> tuple[dict[str, str], object]:
-    """(tensor -> file, the index's own metadata)."""
-    path = check_inside(folder, index_name, where=folder)
-    descriptor, nbytes = open_regular(path, index_name)
-    with os.fdopen(descriptor, "rb") as file:
-        if nbytes > INDEX_NBYTES_MAX:
-            raise CorruptError(
-                "the index is too long",
-                reason=f"{REASON}-limit",
-                where=index_name,
-                expected=f"at most {INDEX_NBYTES_MAX} bytes",
-                found=nbytes,
-            )
-        data = file.read(INDEX_NBYTES_MAX + 1)
-    cursor = JsonCursor(data, 0, len(data), where=index_name, reason=REASON)
-    weight_map: dict[str, str] | None = None
-    info: object = None
-    for key in cursor.keys(NAME_NBYTES_MAX, "key"):
-        if key == "weight_map":
-            weight_map = {
-                name: cursor.string(FILE_NAME_NBYTES_MAX, "a file name")
-                for name in cursor.keys(NAME_NBYTES_MAX, "name")
-            }
-        else:
-            value = cursor.small_value(INFO_NBYTES_MAX, f"the entry {ascii(key)[:80]}")
-            info = value if key == "metadata" else info
-    cursor.end()
-    if weight_map is None:
-        raise CorruptError("no weight_map", reason=f"{REASON}-index", where=index_name)
-    return weight_map, info
-
-
-def check_name(name: str, where: str) -> None:
-    """Refuse a file name that is not a plain relative path, whatever system reads it."""
-    parts = name.split("/")
-    problem = ""
-    if "\0" in name:
-        problem = "a NUL"
-    elif "\\" in name:
-        problem = "a backslash"
-    elif name.startswith("/") or (len(parts[0]) > 1 and parts[0][1] == ":"):
-        problem = "an absolute path"
-    elif ".." in parts:
-        problem = "a step up (..)"
-    elif any(part in ("", ".") for part in parts):
-        problem = "an empty part"
-    if problem:
-        raise _escapes(name, where, f"{problem} in a file name")
-
-
-def _escapes(name: str, where: str, what: str) -> CorruptError:
-    return CorruptError(
-        what,
-        reason="foreign-path",
-        where=f"{where}, entry {ascii(name)[:200]}",
-        expected="a file inside the folder",
-        do="do not trust this folder",
-    )
-
-
-def check_inside(folder: str, name: str, *, where: str) -> str:
-    """The path of a file named by an index, its links resolved. Nothing is opened.
-
-    Links may stay inside the folder. One layout that leads out is known and allowed: a hub cache
-    keeps `snapshots/<revision>/<file>` as links to `blobs/<hash>` two levels up.
-
-    Raises:
-        CorruptError: kind `corrupt-foreign-path`: it is, or leads, outside.
-    """
-    check_name(name, where)
-    root = os.path.realpath(folder)
-    path = os.path.realpath(os.path.join(root, *name.split("/")))
-    if _is_inside(path, root) or _is_inside(path, _blobs_of(root)):
-        return path
-    raise _escapes(name, where, "a link leads out of the folder")
-
-
-def _is_inside(path: str, root: str | None) -> bool:
-    return root is not None and os.path.commonpath([path, root]) == root and path != root
-
-
-def _blobs_of(root: str) -> str | None:
-    """The cache's blobs, for a folder `<cache>/snapshots/<revision>`, if that is no link itself."""
-    snapshots, _ = os.path.split(root)
-    cache, last = os.path.split(snapshots)
-    blobs = os.path.join(cache, "blobs")
-    if last != "snapshots" or os.path.realpath(blobs) != blobs or not os.path.isdir(blobs):
-        return None
-    return blobs
-
-
-def _resolve(folder: str, files: list[str], index_name: str) -> dict[str, str]:
-    """File -> path. All names are checked before any is looked for; all missing ones are named."""
-    paths = {file: check_inside(folder, file, where=index_name) for file in files}
-    missing = [file for file, path in paths.items() if not os.path.exists(path)]
-    if missing:
-        raise NotFoundError(
-            f"{len(missing)} of {len(files)} shards are missing",
-            reason="shards",
-            where=f"{folder}: {', '.join(missing)}",
-            do="get the missing files",
-        )
-    return paths
 
 
 def _read_shards(
@@ -161,50 +51,15 @@ def _read_shards(
     homes: dict[str, str] = {}
     for file, path in paths.items():
         header, data = read_file(path, file)
-        _join_metadata(metadata, header.metadata, file)
+        join_metadata(metadata, header.metadata, file)
         for tensor in tensors_of(header.entries, data, file):
             name = tensor.foreign_name
             if name in homes:
-                raise CorruptError(
-                    f"duplicate tensor {ascii(name)[:200]}",
-                    reason=f"{REASON}-duplicate-name",
-                    where=index_name,
-                    expected="one shard",
-                    found=f"{homes[name]} and {file}",
-                )
+                raise twice(name, (homes[name], file), index_name, REASON)
             homes[name] = file
             if name in weight_map:
                 tensors[name] = tensor
             else:
                 skipped[name] = f"tensor of {file} that {index_name} does not name"
-    _check_homes(homes, weight_map, index_name)
+    check_homes(homes, weight_map, index_name, REASON)
     return tensors, metadata, skipped
-
-
-def _check_homes(homes: dict[str, str], weight_map: dict[str, str], index_name: str) -> None:
-    wrong = [
-        f"{ascii(name)[:200]} in {file}"
-        for name, file in weight_map.items()
-        if homes.get(name) != file
-    ]
-    if wrong:
-        more = f" and {len(wrong) - _LISTED_MAX:,} more" if len(wrong) > _LISTED_MAX else ""
-        raise CorruptError(
-            "the index names tensors that their shards lack",
-            reason=f"{REASON}-absent-tensor",
-            where=f"{index_name}: {', '.join(wrong[:_LISTED_MAX])}{more}",
-            do="index and shards are not of one save: get them again",
-        )
-
-
-def _join_metadata(joined: dict[str, object], metadata: dict[str, str], file: str) -> None:
-    """What shards say alike is said once; where they differ, the file's name is in the key."""
-    for key, value in metadata.items():
-        if joined.setdefault(key, value) != value:
-            joined[f"{file}:{key}"] = value
-
-
-def _ignored(folder: str, files: list[str], index_name: str) -> dict[str, str]:
-    used = set(files)
-    names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-    return {name: f"file that {index_name} does not name" for name in names if name not in used}

@@ -1,0 +1,111 @@
+"""`torch.save` since 1.6: a ZIP archive with `data.pkl`, and an entry for each storage.
+
+Entries are stored, so that tensors are views of the mapped file. `byteorder` says how their bytes
+stand; without it they are little-endian.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckptfmt.foreign.base import ForeignTree
+from ckptfmt.foreign.pickle_machine import PICKLE_NBYTES_MAX, illegal
+from ckptfmt.foreign.pytorch.dtypes import TorchDtype
+from ckptfmt.foreign.pytorch.reading import REASON, StorageTable, corrupt, finish, machine_for
+from ckptfmt.foreign.pytorch.storages import Raw, Storage, mapped
+from ckptfmt.foreign.zip_archive import ZipArchive, ZipEntry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PICKLE = "data.pkl"
+_WORD_NBYTES_MAX = 64
+
+
+class TorchArchive:
+    """A ZIP archive of torch, whose entries all stand below one folder."""
+
+    def __init__(self, path: str, where: str) -> None:
+        self.zip, self.where = ZipArchive(path, where, REASON), where
+        folder = folder_of(self.zip.entries)
+        if folder is None:
+            raise corrupt("no data.pkl, or several", "archive", where)
+        self.folder = folder
+        order = self.word("byteorder") or b"little"
+        if order not in (b"little", b"big"):
+            raise corrupt("an unknown byte order", "byteorder", where, ascii(order)[:80])
+        self.is_swapped = order == b"big"
+
+    def entry(self, name: str) -> ZipEntry | None:
+        return self.zip.entries.get(self.folder + name)
+
+    def word(self, name: str) -> bytes | None:
+        """The bytes of a short record."""
+        entry = self.entry(name)
+        return None if entry is None else self.zip.read(entry, _WORD_NBYTES_MAX).strip()
+
+    def pickle(self, name: str) -> bytes | None:
+        """The bytes of a pickle."""
+        entry = self.entry(name)
+        return None if entry is None else self.zip.read(entry, PICKLE_NBYTES_MAX)
+
+    def storages(self, below: str) -> StorageTable:
+        """The storages in a folder of the archive: `data/0`, ..."""
+        return StorageTable(partial(self._storage, below))
+
+    def _storage(
+        self, below: str, key: str, dtype: TorchDtype, nbytes: int, is_untyped: bool
+    ) -> Storage:
+        entry = self.entry(f"{below}/{key}")
+        if entry is None:
+            raise illegal(f"no entry for storage {key[:80]}")
+        if entry.nbytes != nbytes:
+            raise illegal(f"storage {key[:80]} has {entry.nbytes} bytes, not {nbytes}")
+        raw: Raw
+        if self.zip.is_stored(entry):
+            raw = mapped(self.zip.data, self.zip.start_of(entry), nbytes)
+        else:
+            raw = partial(self._inflated, entry)
+        where = f"{self.where}, entry {ascii(entry.name)[1:201].rstrip(chr(39))}"
+        return Storage(
+            (self.where, entry.name),
+            dtype,
+            nbytes,
+            where,
+            raw=raw,
+            swapped=self.is_swapped,
+            is_untyped=is_untyped,
+        )
+
+    def _inflated(self, entry: ZipEntry) -> NDArray[np.uint8]:
+        return np.frombuffer(self.zip.read(entry), np.uint8)
+
+
+def folder_of(entries: dict[str, ZipEntry]) -> str | None:
+    """The one folder that holds `data.pkl`, with its slash; None if there is none, or several."""
+    found = [name.removesuffix(PICKLE) for name in entries if name.endswith("/" + PICKLE)]
+    top = [folder for folder in found if folder.count("/") == 1]
+    return top[0] if len(top) == 1 else None
+
+
+def read_zip(path: str, where: str) -> ForeignTree:
+    """The tree of one file of `torch.save`, or of `torch.jit.save`."""
+    archive = TorchArchive(path, where)
+    if archive.entry("constants.pkl") is not None:
+        from ckptfmt.foreign.pytorch.script import read_script
+
+        return read_script(archive)
+    data = archive.pickle(PICKLE)
+    assert data is not None
+    machine = machine_for(
+        data,
+        (0, len(data)),
+        f"{where}, {PICKLE}",
+        file_nbytes=archive.zip.nbytes,
+        storages=archive.storages("data"),
+    )
+    obj = machine.load()
+    return finish(machine, obj, where, nbytes=len(data), metadata={})
