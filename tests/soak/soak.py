@@ -9,7 +9,8 @@ newest checkpoint is damaged now and then. It ends with code 0 if
 - every resume began with exactly the state that a run without trouble has at that step,
 - no resume began before the newest checkpoint that was committed and not damaged,
 - the disk never held more than the quota and one save of each trainer,
-- the event file has each of these: commits, rejected checkpoints, failed saves, deletions.
+- the event file tells of commits, deletions and resumes, of failed saves where the disk was full,
+  and of rejected checkpoints where one was damaged.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ from ckptfmt.testing import FaultyBackend, Operation
 TRAINERS = 3
 KEPT = 3
 STATE_NBYTES = 1_000_000
-QUOTA_NBYTES = 16 * STATE_NBYTES
+QUOTA_NBYTES = 10 * STATE_NBYTES
 STEP_S = 0.15
 SETTLED_S = 0.25
 """So long after its event a checkpoint may be damaged: the event comes just after the commit."""
+COMMITS_BETWEEN = 6
+"""From one damage to the next: on a slow machine too the run is to get on."""
 
 
 def beginning() -> dict[str, Any]:
@@ -146,8 +149,14 @@ def damage_newest(folder: Path, damaged: dict[int, list[float]]) -> int | None:
     store, committed = Store(folder / "store"), commits(folder)
     steps = store.steps()
     told_s = committed.get(steps[-1], time.time()) if steps else time.time()
-    again = bool(steps) and any(when_s > told_s for when_s in damaged.get(steps[-1], ()))
-    if len(steps) < 2 or again or told_s > time.time() - SETTLED_S:
+    last_s = max((when_s for times in damaged.values() for when_s in times), default=0.0)
+    since = sum(when_s > last_s for when_s in committed.values())
+    if (
+        len(steps) < 2
+        or since < COMMITS_BETWEEN
+        or told_s < last_s
+        or told_s > time.time() - SETTLED_S
+    ):
         return None
     try:
         with store.open(steps[-1]) as checkpoint:
@@ -188,7 +197,7 @@ def disturb(folder: Path, seconds: float, seed: int) -> tuple[dict[int, list[flo
                 victim = running[rng.randrange(TRAINERS)]
                 assert victim is not None
                 victim.kill()
-                kill_at = now_s + rng.uniform(1, 4)
+                kill_at = now_s + rng.uniform(2, 8)
             if now_s > damage_at:
                 step = damage_newest(folder, damaged)
                 if step is not None:
@@ -242,9 +251,11 @@ def judge(folder: Path, damaged: dict[int, list[float]], most: int) -> list[str]
     if most > QUOTA_NBYTES + TRAINERS * 2 * STATE_NBYTES:
         wrong.append(f"the disk held {most:,} bytes, over a quota of {QUOTA_NBYTES:,}")
     kinds = [event["kind"] for event in events]
-    expected = ["save.commit", "save.error", "delete", "restore.done"]
-    if damaged:
+    expected = ["save.commit", "delete", "restore.done"]
+    if sum(map(len, damaged.values())) > 1:  # the last one may have met no restore
         expected.append("restore.rejected")
+    if most > QUOTA_NBYTES:
+        expected.append("save.error")
     wrong += [f"no event tells of {kind}" for kind in expected if kind not in kinds]
     if exact[newest] != digest(state):
         wrong.append(f"at the end not exact: {newest}")
