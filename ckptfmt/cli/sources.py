@@ -171,7 +171,11 @@ def compare_sources(
     done, total = 0, sum(d.leaf.nbytes for d in unknown)
     for difference in unknown:
         position = found.differences.index(difference)
-        changed = _changed_nbytes(a, b, difference.leaf)
+        name = difference.leaf.name
+        if difference.leaf.kind == TENSOR:
+            changed = _changed_nbytes(a, b, difference.leaf)
+        else:  # a long value
+            changed = difference.leaf.nbytes * (repr(a.item(name)) != repr(b.item(name)))
         done += difference.leaf.nbytes
         report(Event("diff", time.time(), nbytes=done, total_nbytes=total))
         if changed:

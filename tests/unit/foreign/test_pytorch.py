@@ -461,3 +461,18 @@ def test_it_is_read_without_torch(tmp_path: Path) -> None:
         "assert x['a'].tolist() == [1, 1]; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.pt")], check=True)
+
+
+def test_the_commands_take_such_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ckptfmt.cli.entry import main
+
+    state = {"w": torch.ones(2), "epoch": 3, "long": list(range(5000)), "nan": float("nan")}
+    torch.save(state, tmp_path / "x.pt")
+    torch.save({**state, "epoch": 4}, tmp_path / "y.pt")
+    store, x, y = (str(tmp_path / name) for name in ("s", "x.pt", "y.pt"))
+    assert main(["convert", x, store]) == 0
+    assert main(["show", x]) == 0
+    assert main(["cat", x, "epoch"]) == 0
+    assert "epoch" in capsys.readouterr().out
+    assert main(["diff", store, x, "--read"]) == 0
+    assert main(["diff", store, y, "--read"]) == 1
