@@ -282,8 +282,8 @@ class OptimizerTarget:
             comparison.subtree(part)
         for own_name, parameter in self._parameters():
             entry = self._entry(match.stored.get(own_name, "")) if is_dtensor(parameter) else None
-            for name, leaf in self._stored.items():
-                if entry is not None and name.startswith(entry + "/"):
+            if entry is not None:
+                for leaf in comparison.stored(entry).values():
                     ask_state(comparison, leaf, parameter)
 
     def _parts_without(self, surplus: Sequence[str], comparison: Comparison) -> list[str]:

@@ -106,7 +106,10 @@ def lacks_memory(tensor: Any) -> bool:
         return False
     if tensor._is_zerotensor():
         return True
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous():
+        last = tensor.numel() - 1
+    else:
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     return bool(tensor.untyped_storage().nbytes() < needed)
 
