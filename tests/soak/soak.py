@@ -66,7 +66,8 @@ def digest(state: dict[str, Any]) -> str:
 
 
 def used_nbytes(folder: Path) -> int:
-    total = 0
+    """Of a store, less what is set aside: that stays until a person has looked at it."""
+    total = -STATE_NBYTES * sum(1 for _ in folder.glob("quarantine/*.index"))
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_blocks * 512
