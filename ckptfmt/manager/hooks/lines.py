@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckptfmt.errors import StorageError
+from ckptfmt.errors import StorageError, UsageError
 from ckptfmt.events import Event
 from ckptfmt.manager.hooks.plain import as_json
 
@@ -23,9 +23,19 @@ def jsonl(path: str | os.PathLike[str]) -> Callable[[Event], None]:
     `jsonl(folder / "events.jsonl")` beside the checkpoints is fine.
 
     Raises:
+        UsageError: A folder is there, or nothing and the name has no ending: a file there would be in
+            the way of a store.
         StorageError: When called: the line could not be written whole.
     """
     target = os.path.abspath(path)
+    if os.path.isdir(target) or not (os.path.exists(target) or os.path.splitext(target)[1]):
+        raise UsageError(
+            "no file of events can be here",
+            reason="event-file",
+            where=target,
+            found="a folder" if os.path.isdir(target) else "a name that may be a store's",
+            do=f"write {os.path.join(os.fspath(path), 'events.jsonl')}",
+        )
 
     def hook(event: Event) -> None:
         line = as_json(event).encode("utf-8", "surrogatepass") + b"\n"

@@ -101,6 +101,13 @@ def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
     ]
 
 
+def test_an_event_file_in_the_place_of_a_store_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "run"):
+        with pytest.raises(UsageError, match=r"write .*events\.jsonl"):
+            hooks.jsonl(path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_value_becomes_json(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     error = StorageError("no room", reason="full", where="x", do="make room")
