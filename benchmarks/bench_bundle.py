@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,7 @@ def write(kind: str, prefix: str, number: int) -> None:
     )
 
 
-class Bundle:
+class Bundle(ABC):
     """One reader, and the checkpoints that it reads."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -79,11 +80,11 @@ class Bundle:
         found = self.names_and_shapes(prefix)
         assert len(found) >= count, f"{len(found)} tensors, not {count}"
 
-    def names_and_shapes(self, prefix: str) -> list[tuple[str, Any]]:
-        raise NotImplementedError
+    @abstractmethod
+    def names_and_shapes(self, prefix: str) -> list[tuple[str, Any]]: ...
 
-    def read(self, prefix: str) -> object:
-        raise NotImplementedError
+    @abstractmethod
+    def read(self, prefix: str) -> object: ...
 
     def check(self, result: object) -> None:
         return

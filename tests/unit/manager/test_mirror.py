@@ -93,15 +93,15 @@ def test_a_mirror_that_fails_costs_nothing_is_told_and_is_tried_again(
 
 
 def test_a_mirror_that_is_gone_does_not_keep_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def gone(*args: Any) -> Any:
         raise StorageError("no such host", reason="test")
 
     monkeypatch.setattr("ckptfmt.manager.mirror.copy_checkpoints", gone)
-    began_s = time.monotonic()
+    monkeypatch.setattr("ckptfmt.manager.mirror.CLOSE_TIMEOUT_S", 60.0)
     events = train(tmp_path / "a", range(1, 3), mirror=tmp_path / "b")
-    assert time.monotonic() - began_s < 300  # it would wait for ten minutes otherwise
+    assert "left before the mirror" not in caplog.text  # what it says when the time is over
     assert Store(tmp_path / "a").steps() == [1, 2]
     assert [event.kind for event in events].count("mirror.lag") >= 1
 
