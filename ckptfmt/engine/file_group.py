@@ -132,12 +132,20 @@ class _Host(FileMailbox):
         if time.monotonic() - self._tended_s < _TEND_S:
             return
         self._tended_s = time.monotonic()
-        seen = self._hellos()
-        if seen.keys() - self._seen.keys() or any(self._seen[k] != v for k, v in seen.items()):
-            self._seen |= seen
+        new = {
+            rank: number
+            for rank, number in self._hellos().items()
+            if self._seen.get(rank) != number and not self._has_spoken(rank)
+        }
+        if new:
+            self._seen |= new
             answer = {"session": self._session, "numbers": self._seen}
             key = Key(f"parts/{self._place}/answer")
             self._backend.put(key, json.dumps(answer).encode())
+
+    def _has_spoken(self, rank: str) -> bool:
+        """It was here, and has left: its next hello is to the meeting after this one."""
+        return rank in self._seen and self.has([f"0-{rank}"])
 
     def close(self) -> None:
         mine = self._seen.items()

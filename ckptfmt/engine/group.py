@@ -84,10 +84,10 @@ class Meeting:
             message = _GOOD + mine()
         except BaseException as error:
             own, message = error, _BAD + pack_error(error, self.rank)
-            if self.rank:
-                self._mailbox.put(f"{at}-{_ALARM}", b"")
         if self.rank:
             self._mailbox.put(f"{at}-{self.rank}", message)
+            if own is not None:  # after the message: who hears the alarm reads it at once
+                self._mailbox.put(f"{at}-{_ALARM}", b"")
             verdict = self._receive(f"{at}-answer") if own is None else b""
         else:
             verdict = self._answer(at, message, own, answer)

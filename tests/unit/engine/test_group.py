@@ -316,6 +316,80 @@ def test_an_error_crosses_ranks_as_plain_data() -> None:
     assert "rank 2: found ZeroDivisionError: 1 / 0" in str(other)
 
 
+def test_whoever_hears_the_alarm_finds_the_error_at_once() -> None:
+    """Rank 1 is stopped after each thing that it says, until rank 0 has looked around."""
+    said: dict[str, bytes] = {}
+    looked, gone = threading.Event(), threading.Event()
+
+    class Slow:
+        size = 2
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def meet(self, backend: Any, timeout_s: float) -> Slow:
+            return self
+
+        def put(self, key: str, data: bytes) -> None:
+            said[key] = data
+            if self.rank == 1:
+                looked.clear()
+                while not (looked.wait(0.01) or gone.is_set()):
+                    pass
+
+        def get(self, key: str) -> bytes | None:
+            return said.get(key)
+
+        def has(self, keys: Sequence[str]) -> bool:
+            return all(key in said for key in keys)
+
+        def tend(self) -> None:
+            looked.set()
+
+        def close(self) -> None:
+            gone.set()
+
+    def fail(rank: int) -> bytes:
+        if rank == 1:
+            raise ZeroDivisionError("not this one")
+        return b""
+
+    def talk(rank: int) -> Any:
+        with Meeting(Slow(rank), None, 5.0) as meeting:  # type: ignore[arg-type]
+            return meeting.round(lambda: fail(rank))
+
+    found = together(talk, 2)
+    assert "rank 1: found ZeroDivisionError: not this one" in str(found[0])
+    assert isinstance(found[1], ZeroDivisionError)
+
+
+def test_a_rank_that_comes_again_does_not_get_into_the_meeting_that_it_left(
+    tmp_path: Path,
+) -> None:
+    """It failed, and its next call says hello while rank 0 still waits for a third one."""
+    backend = ckptfmt.Store(tmp_path).backend
+    host = FileGroup(0, 3).meet(backend, TIMEOUT_S)
+    came: list[Any] = []
+
+    def come() -> None:
+        guest = FileGroup(1, 3).meet(backend, TIMEOUT_S)
+        guest.put("0-1", b"all is lost")
+        guest.close()
+        try:
+            came.append(FileGroup(1, 3).meet(backend, 1.0))
+        except ConflictError as error:
+            came.append(error)
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    while thread.is_alive():
+        host.tend()
+        time.sleep(0.01)
+    host.close()
+    failures(came, ConflictError, "rank 0")
+    assert left(tmp_path) == []
+
+
 def test_every_rank_gets_the_answer_of_each_round(tmp_path: Path) -> None:
     backend = ckptfmt.Store(tmp_path).backend
 
