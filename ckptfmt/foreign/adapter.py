@@ -11,6 +11,7 @@ from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UsageError
 from ckptfmt.foreign.base import ForeignContainer, ForeignTensor, ForeignValue
 from ckptfmt.foreign.opening import ForeignStored
+from ckptfmt.foreign.streaming import HOST, PackedStream, is_streamed
 
 
 class ForeignAdapter:
@@ -26,8 +27,16 @@ class ForeignAdapter:
     def source(self, obj: Any, name: str) -> TensorSource:
         tensor: ForeignTensor = obj.foreign if isinstance(obj, ForeignStored) else obj
         identity = None if not tensor.nbytes else tensor.identity or ("id", id(obj))
+        streamed = is_streamed(tensor)
         return TensorSource(
-            tensor.dtype, tensor.shape, tensor.fetch, identity, tensor.attributes, keep=tensor
+            tensor.dtype,
+            tensor.shape,
+            tensor.fetch,
+            identity,
+            tensor.attributes,
+            keep=tensor,
+            device=HOST if streamed else None,
+            copy_async=PackedStream.of(tensor) if streamed else None,
         )
 
     def capture(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Captured:

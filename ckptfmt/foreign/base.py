@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptfmt.engine import FlatTree
+    from ckptfmt.foreign.streaming import BoxReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class ForeignTensor:
         must_check: Only `fetch` finds out whether the values can be carried.
         identity: Equal for two leaves that are one tensor in the file: a tie. None: its own.
         attributes: Dotted key -> plain value, kept with the leaf: `torch.requires_grad`.
+        box: Gives a box of the values, reading little more than that: where `fetch` makes a copy.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ForeignTensor:
     must_check: bool = False
     identity: Hashable | None = None
     attributes: Mapping[str, object] = field(default_factory=dict)
+    box: BoxReader | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

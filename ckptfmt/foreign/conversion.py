@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ from ckptfmt.events import Event, Progress
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.opening import ForeignCheckpoint
 from ckptfmt.foreign.registry import read_foreign
+from ckptfmt.foreign.streaming import PackedStream, Window, check_values, is_streamed, shifted
 from ckptfmt.reports import ConvertReport
 from ckptfmt.types import CheckpointInfo, DigestName, IfExists, StrPath, Unknown
 
 if TYPE_CHECKING:
     from ckptfmt.engine import FlatTree, Store
-    from ckptfmt.format import Index
+    from ckptfmt.format import Dtype, Index
 
 _LISTED_MAX = 10
 
@@ -133,7 +134,7 @@ def _source(path: StrPath, tree: ForeignTree) -> ForeignCheckpoint:
     for tensor in tree.tensors.values():
         if tensor.must_check:
             # What cannot be carried is refused before anything is written.
-            tensor.fetch()
+            check_values(tensor)
     return ForeignCheckpoint(os.fspath(path), tree)
 
 
@@ -215,7 +216,7 @@ def _other_values(flat: FlatTree, index: Index) -> str | None:
 
 def same_digests(index: Index, name: str, tensor: ForeignTensor) -> bool:
     """Whether a stored tensor has the digests of a foreign one, cut as the index cuts it."""
-    from ckptfmt.format import digest, pack_array
+    from ckptfmt.format import digest
 
     section = index.tree
     position = section.leaf_positions.get(name)
@@ -224,18 +225,36 @@ def same_digests(index: Index, name: str, tensor: ForeignTensor) -> bool:
     row = int(section.leaf_rows[position])
     if section.shape(row) != tensor.shape or section.dtype(row).name != tensor.dtype:
         return False
-    array = tensor.fetch()
+    bytes_of = _packed_bytes(tensor, section.dtype(row))
     first, last = (int(n) for n in section.tensor_region_starts[row : row + 2])
     for region in range(first, last):
         origin, extent = section.box(region)
-        # The Ellipsis keeps a 0-d array an array.
-        box: tuple[Any, ...] = (*(slice(o, o + e) for o, e in zip(origin, extent)), ...)
-        data, at = memoryview(pack_array(array[box])), 0
+        read, at = bytes_of(origin, extent), 0
         begin, end = (int(n) for n in section.region_chunk_starts[region : region + 2])
         for chunk in range(begin, end):
             nbytes = int(section.chunk_raw[chunk])
-            found = digest(data[at : at + nbytes], index.about.algorithm)
+            found = digest(read(at, nbytes), index.about.algorithm)
             if found != section.chunk_digests[chunk].tobytes():
                 return False
             at += nbytes
     return True
+
+
+def _packed_bytes(
+    tensor: ForeignTensor, dtype: Dtype
+) -> Callable[[Sequence[int], Sequence[int]], Callable[[int, int], memoryview]]:
+    """What reads (start, nbytes) of the packed bytes of a box (origin, extent) of a tensor."""
+    from ckptfmt.format import pack_array
+
+    box = tensor.box
+    if box is not None and is_streamed(tensor):
+        return lambda origin, extent: Window(PackedStream(extent, dtype, shifted(box, origin))).read
+    array = tensor.fetch()
+
+    def whole(origin: Sequence[int], extent: Sequence[int]) -> Callable[[int, int], memoryview]:
+        # The Ellipsis keeps a 0-d array an array.
+        sides: tuple[Any, ...] = (*(slice(o, o + e) for o, e in zip(origin, extent)), ...)
+        data = memoryview(pack_array(array[sides]))
+        return lambda at, nbytes: data[at : at + nbytes]
+
+    return whole

@@ -201,6 +201,26 @@ def join(files: DataFiles, made: Pieces, name: str) -> NDArray[Any]:
     return whole
 
 
+def join_box(files: DataFiles, made: Pieces, name: str, sides: tuple[slice, ...]) -> NDArray[Any]:
+    """A box of the tensor, from the slices that it meets."""
+    extent = tuple(side.stop - side.start for side in sides)
+    whole: NDArray[Any] | None = None
+    for piece in made.pieces:
+        meet = [
+            (max(side.start, cut.start), min(side.stop, cut.stop))
+            for side, cut in zip(sides, piece.box)
+        ]
+        if any(begin >= end for begin, end in meet):
+            continue
+        inside = tuple(slice(b - c.start, e - c.start) for (b, e), c in zip(meet, piece.box))
+        part = files.fetch_box(piece.entry, name, inside)
+        if whole is None:
+            whole = np.empty(extent, part.dtype)
+        whole[tuple(slice(b - s.start, e - s.start) for (b, e), s in zip(meet, sides))] = part
+    assert whole is not None  # the slices cover the tensor
+    return whole
+
+
 def _check_overlap(
     there: NDArray[Any], known: NDArray[Any], array: NDArray[Any], where: str
 ) -> None:

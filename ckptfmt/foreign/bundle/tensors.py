@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.bundle.index import BundleIndex
 from ckptfmt.foreign.bundle.names import Names
-from ckptfmt.foreign.bundle.slices import Pieces, join, parse_pieces
-from ckptfmt.foreign.bundle.types import BOOL, QUANTIZED, TYPES, Entry
+from ckptfmt.foreign.bundle.slices import Pieces, join, join_box, parse_pieces
+from ckptfmt.foreign.bundle.types import BOOL, QUANTIZED, STRING, TYPES, Entry
 from ckptfmt.foreign.bundle.values import DataFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ckptfmt.foreign.streaming import BoxReader
 
 
 class BundleTensors(Mapping[str, ForeignTensor]):
@@ -99,6 +101,19 @@ class _BundleTensor(ForeignTensor):
         if pieces is None:
             return partial(files.fetch, self._entry, self.foreign_name)
         return partial(join, files, pieces, self.foreign_name)
+
+    @property
+    def box(self) -> BoxReader | None:
+        """Where values are joined or swapped; slices that overlap are compared, which takes all."""
+        pieces, files = self._pieces, self._all.files
+        kind = self._all.index.columns.types.item(self._row)
+        if kind == STRING:
+            return None
+        if pieces is None:
+            if not (files.big_endian and TYPES[kind].nbytes > 1):
+                return None
+            return partial(files.fetch_box, self._entry, self.foreign_name)
+        return None if pieces.overlap else partial(join_box, files, pieces, self.foreign_name)
 
     @property
     def must_check(self) -> bool:

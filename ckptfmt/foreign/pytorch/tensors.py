@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from ckptfmt.format import dtype_named, numpy_dtype, parse_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ckptfmt.foreign.streaming import BoxReader
 
 NDIM_MAX = 64
 EXPANDED_NBYTES_MAX = 256 << 20
@@ -122,7 +124,38 @@ class Strided(Node):
             must_check=dtype.stored == "bool" or dtype.name in NARROW,
             identity=identity if numel else None,
             attributes=attributes,
+            box=self._box() if numel else None,
         )
+
+    def _box(self) -> BoxReader | None:
+        """Reads a box where `fetch` would make a copy of all; inflated storages are in memory."""
+        dtype = self.dtype
+        if dtype.packed > 1 and dtype.name != X2:
+            return None
+        is_copy = (
+            not self.is_contiguous
+            or dtype.name == X2
+            or self.conj
+            or self.neg
+            or (self.storage.swapped and dtype.component > 1)
+            or dtype.stored == "bool"
+            or dtype.name in NARROW
+        )
+        return self._part if is_copy else None
+
+    def _part(self, sides: tuple[slice, ...]) -> NDArray[Any]:
+        """The values of a box in the format's elements."""
+        cut: slice | None = None
+        if self.dtype.name == X2:
+            # Whole bytes, of which the first or the last half may not be wanted.
+            last = sides[-1]
+            begin = last.start // 2
+            cut = slice(last.start - 2 * begin, last.stop - 2 * begin)
+            sides = (*sides[:-1], slice(begin, -(-last.stop // 2)))
+        offset = self.offset + sum(s.start * n for s, n in zip(sides, self.strides, strict=True))
+        shape = tuple(s.stop - s.start for s in sides)
+        values = replace(self, offset=offset, shape=shape, made=None).fetch()
+        return values if cut is None else values[..., cut]
 
     def fetch(self) -> NDArray[Any]:
         """The values, C-contiguous; a view of the file where they lie so."""

@@ -12,7 +12,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt import CheckpointError, CorruptError, UnsupportedError
-from ckptfmt.foreign import ForeignCheckpoint, read_foreign
+from ckptfmt.foreign import ForeignCheckpoint, read_foreign, streaming
 from ckptfmt.foreign.bundle.slices import slice_key
 from ckptfmt.foreign.bundle.types import Slice
 from ckptfmt.foreign.crc32c import crc32c, masked
@@ -144,6 +144,19 @@ def test_big_endian_values_are_read(write: Write, dtype: str) -> None:
     found = ckptfmt.open_foreign(prefix)["v"].read()
     assert found.tolist() == values.tolist()
     assert found.dtype.isnative
+
+
+def test_big_endian_values_stream_to_the_same_checkpoint(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "STREAMED_NBYTES_MIN", 1)
+    monkeypatch.setattr(streaming, "_PIECE_NBYTES", 64)
+    values = (np.arange(70) * (1 + 2j)).reshape(7, 10).astype(np.complex64)
+    data = values.astype(">c8").tobytes()
+    header = message((1, 1), (2, 1))
+    prefix = write([(b"v", entry(data, 7, 10, dtype=8))], data, header=header)
+    ckptfmt.convert(prefix, tmp_path / "s", durable=False)
+    assert np.array_equal(ckptfmt.load(tmp_path / "s")["v"], values)
 
 
 def test_big_endian_strings_and_bfloat16(write: Write) -> None:

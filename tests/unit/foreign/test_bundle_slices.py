@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import ckptfmt
 from ckptfmt import CorruptError
-from ckptfmt.foreign import read_foreign
+from ckptfmt.foreign import read_foreign, streaming
 from ckptfmt.foreign.bundle.index import parse_index
 from ckptfmt.foreign.bundle.slices import slice_key
 from ckptfmt.foreign.bundle.types import Slice
@@ -111,3 +111,18 @@ def test_slice_keys_are_those_of_tensorflow(tmp_path: Path) -> None:
     ]
     index = parse_index(Path(f"{prefix}.index").read_bytes(), "x")
     assert slice_key("a\0b\u00ff/c", Slice((0,), (1,))) in index.slices
+
+
+def test_slices_stream_to_the_same_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "STREAMED_NBYTES_MIN", 1)
+    monkeypatch.setattr(streaming, "_PIECE_NBYTES", 1000)
+    monkeypatch.setattr("ckptfmt.foreign.bundle.tensors.join", lambda *_: pytest.fail("whole"))
+    whole = np.arange(30 * 40 * 3, dtype=np.int64).reshape(30, 40, 3)
+    pieces = [
+        (f"30 40 3 {r},15:{c},20:0,3", whole[r : r + 15, c : c + 20])
+        for r in (15, 0)
+        for c in (0, 20)
+    ]
+    prefix = save_slices(tmp_path / "x", *pieces)
+    ckptfmt.convert(prefix, tmp_path / "s", durable=False)
+    assert np.array_equal(ckptfmt.load(tmp_path / "s")["v"], whole)

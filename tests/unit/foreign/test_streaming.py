@@ -1,0 +1,122 @@
+"""Values that are no view of their file come in pieces: the same bytes, in bounded memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ckptfmt
+from ckptfmt.foreign import ForeignTensor, read_foreign, streaming
+from ckptfmt.foreign.streaming import PackedStream, Window, boxes_of
+from ckptfmt.format import dtype_named, numpy_dtype, pack_array
+
+
+def test_the_boxes_of_a_run_are_its_elements_in_order() -> None:
+    for shape in [(), (5,), (3, 4), (2, 3, 4), (1, 1, 6), (4, 1, 3)]:
+        array = np.arange(int(np.prod(shape))).reshape(shape)
+        flat = array.reshape(-1)
+        for first in range(array.size + 1):
+            for last in range(first, array.size + 1):
+                boxes = list(boxes_of(shape, first, last))
+                found = [array[box].reshape(-1) for box in boxes]
+                assert np.concatenate([flat[:0], *found]).tolist() == flat[first:last].tolist()
+                assert len(boxes) <= max(2 * len(shape), 1)
+
+
+@pytest.mark.parametrize("name", ["float32", "uint4", "int2", "uint1", "float6_e2m3fn", "bfloat16"])
+def test_any_range_of_the_packed_bytes_is_that_of_the_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "_PIECE_NBYTES", 24)
+    dtype = dtype_named(name)
+    assert dtype is not None
+    rng = np.random.default_rng(3)
+    raw = rng.integers(0, 1 << min(dtype.bits, 8), (5, 7, 3 * dtype.itemsize), np.uint8)
+    array = raw.view(numpy_dtype(dtype)).reshape(5, 7, 3)
+    whole = bytes(pack_array(array))
+    stream = PackedStream(array.shape, dtype, lambda sides: array[sides])
+    assert stream.nbytes == len(whole)
+    for start in range(0, len(whole), 3):
+        for stop in (start + 1, start + 13, len(whole)):
+            out = np.zeros(min(stop, len(whole)) - start, np.uint8)
+            stream.fill(out, start)
+            assert out.tobytes() == whole[start : start + len(out)]
+    window = Window(stream)
+    pieces = [bytes(window.read(at, min(10, len(whole) - at))) for at in range(0, len(whole), 10)]
+    assert b"".join(pieces) == whole
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Everything is streamed, in pieces of 64 bytes; nothing that has boxes is fetched whole."""
+    monkeypatch.setattr(streaming, "STREAMED_NBYTES_MIN", 1)
+    monkeypatch.setattr(streaming, "_PIECE_NBYTES", 64)
+    streamed: list[str] = []
+    fill = PackedStream.fill
+
+    def counted(self: PackedStream, out: np.ndarray, start: int) -> None:
+        streamed.append(str(start))
+        fill(self, out, start)
+
+    monkeypatch.setattr(PackedStream, "fill", counted)
+    return streamed
+
+
+def test_gathered_tensors_of_torch_stream_to_the_same_checkpoint(
+    tmp_path: Path, small_pieces: list[str]
+) -> None:
+    torch.manual_seed(0)
+    base = torch.randn(12, 10, 4)
+    state = {
+        "transposed": base.permute(2, 0, 1),
+        "stepped": base[::2, 1::3],
+        "bool": base[..., 1] > 0,
+        "conj": torch.randn(6, 5, dtype=torch.complex64).conj(),
+        "neg": torch.randn(6, 5, dtype=torch.complex64).conj().imag,
+        "x2": torch.arange(90, dtype=torch.uint8).reshape(9, 10).view(torch.float4_e2m1fn_x2),
+        "plain": base,
+    }
+    torch.save(state, tmp_path / "a.pt")
+    loaded = {
+        name: tensor.resolve_conj().resolve_neg().contiguous() for name, tensor in state.items()
+    }
+    ckptfmt.convert(tmp_path / "a.pt", tmp_path / "s", durable=False, codec="zstd")
+    assert len(small_pieces) > 10
+    found = ckptfmt.load(tmp_path / "s")
+    for name, tensor in loaded.items():
+        if name == "x2":
+            raw = tensor.view(torch.uint8).numpy()
+            halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(9, 20)
+            assert found[name].view(np.uint8).tolist() == halves.tolist()
+        else:
+            assert found[name].tobytes() == tensor.numpy().tobytes(), name
+            assert found[name].shape == tuple(tensor.shape)
+
+
+def test_a_large_view_is_converted_in_little_memory(tmp_path: Path) -> None:
+    """Three times the bound in one transposed tensor."""
+    wide = torch.arange(24 << 20, dtype=torch.int64).reshape(3 << 10, -1)
+    torch.save({"t": wide.t()}, tmp_path / "a.pt")
+    tracemalloc.start()
+    try:
+        ckptfmt.convert(tmp_path / "a.pt", tmp_path / "s", durable=False)
+        assert tracemalloc.get_traced_memory()[1] < 192 << 20
+    finally:
+        tracemalloc.stop()
+    with ckptfmt.open(tmp_path / "s") as checkpoint:
+        assert np.array_equal(checkpoint["t"].read(np.s_[:5]), wide.t()[:5].numpy())
+        assert np.array_equal(checkpoint["t"].read(np.s_[-5:]), wide.t()[-5:].numpy())
+
+
+def test_every_box_of_a_foreign_tensor_is_a_part_of_it(tmp_path: Path) -> None:
+    torch.save({"t": torch.randn(8, 9).t(), "f": torch.randn(4, 4)}, tmp_path / "a.pt")
+    tensors = read_foreign(tmp_path / "a.pt").tensors
+    gathered: ForeignTensor = tensors["t"]
+    assert tensors["f"].box is None
+    assert gathered.box is not None
+    for box in [(slice(1, 4), slice(0, 8)), (slice(0, 9), slice(7, 8))]:
+        assert gathered.box(box).tobytes() == gathered.fetch()[box].tobytes()
