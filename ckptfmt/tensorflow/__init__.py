@@ -1,7 +1,7 @@
 """TensorFlow and Keras 3: trees of variables, modules, layers, models and optimizers.
 
-`save` is that of `ckptfmt`, which knows their objects through `ADAPTER`; `load` returns tf tensors
-and `restore` a status object. A *survey* lists the variables of an object and what each is called;
+`save` and `save_async` are those of `ckptfmt`, which knows their objects through `ADAPTER`; `load`
+returns tf tensors and `restore` a status object; `Checkpoint` names the objects once for all. A *survey* lists the variables of an object and what each is called;
 a *target* fills them again.
 """
 
@@ -9,10 +9,23 @@ from __future__ import annotations
 
 from ckptfmt.engine import api
 from ckptfmt.tensorflow.adapter import TensorFlowAdapter
+from ckptfmt.tensorflow.checkpoint import Checkpoint
 from ckptfmt.tensorflow.loading import load, restore
+from ckptfmt.tensorflow.rng import RngState, rng_state
 from ckptfmt.tensorflow.status import RestoreStatus
 
 ADAPTER = TensorFlowAdapter()
 save = api.save
+save_async = api.save_async
 
-__all__ = ["ADAPTER", "RestoreStatus", "load", "restore", "save"]
+__all__ = [
+    "ADAPTER",
+    "Checkpoint",
+    "RestoreStatus",
+    "RngState",
+    "load",
+    "restore",
+    "rng_state",
+    "save",
+    "save_async",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -13,6 +13,8 @@ from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
 from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.rng import RngState, RngTarget, keep_generators
+from ckptfmt.tensorflow.rng import capture as capture_rng
 from ckptfmt.tensorflow.survey import name_of, nest
 from ckptfmt.tensorflow.targets import ObjectTarget, OptimizerTarget, VariableTarget
 from ckptfmt.tensorflow.tensors import (
@@ -40,12 +42,20 @@ class TensorFlowAdapter:
             return "tensor"
         if isinstance(obj, (tf.DType, tf.TensorShape)):
             return "value"
-        return "stateful" if is_stateful(obj) else "unknown"
+        return "stateful" if is_stateful(obj) or isinstance(obj, RngState) else "unknown"
+
+    def is_generator(self, obj: object) -> bool:
+        return isinstance(obj, (tf.random.Generator, keras.random.SeedGenerator, RngState))
+
+    def keep_generators(self) -> Callable[[], None]:
+        return keep_generators()
 
     def source(self, obj: Any, name: str) -> TensorSource:
         return source_of(obj, name)
 
     def capture(self, obj: Any, name: str, peers: Peers) -> Captured:
+        if isinstance(obj, RngState):
+            return capture_rng(obj)
         refuse_own_format(obj, name)
         if is_optimizer(obj):
             return _capture_optimizer(obj, name, peers)
@@ -64,6 +74,8 @@ class TensorFlowAdapter:
             return VariableTarget(obj, name)
         if is_tensor(obj):
             return None
+        if isinstance(obj, RngState):
+            return RngTarget(obj, name)
         refuse_own_format(obj, name)
         if is_optimizer(obj):
             return OptimizerTarget(obj, name, peers)

@@ -14,7 +14,7 @@ from ckptfmt.events import Progress
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow.status import RestoreStatus
 from ckptfmt.tensorflow.tensors import make_tensor
-from ckptfmt.types import At, Mode, Select, StrPath
+from ckptfmt.types import At, Group, Mode, Select, StrPath
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -68,10 +68,16 @@ def restore(
     allow_unexpected: Select = (),
     allow_cast: bool | Select = False,
     atomic: bool = True,
+    build: bool = False,
+    group: Group = None,
 ) -> RestoreStatus:
     """`ckptfmt.restore`, with the status object that users of tf.train.Checkpoint know.
 
-    Everything is checked and assigned before it returns; a model must have been built.
+    Everything is checked and assigned before it returns.
+
+    Args:
+        build: First build Keras layers that are not built, from the build configs recorded at save.
+            The other arguments are those of `ckptfmt.restore`.
     """
     return RestoreStatus(
         api.restore(
@@ -89,6 +95,7 @@ def restore(
             allow_unexpected=allow_unexpected,
             allow_cast=allow_cast,
             atomic=atomic,
+            group=group,
         )
     )
 
