@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Delete the checkpoints that none of the rules keeps. Never deleted: the
 newest, a tagged one, one that no Manager wrote (see ckptfmt rm). Nothing
-goes before a newer checkpoint was read and verified."""
+goes before a newer checkpoint was read and verified. What is set aside (see
+ckptfmt ls --quarantined) goes by --keep-quarantined alone."""
 EPILOG = """\
 examples:
   ckptfmt prune runs/a --keep-last 3 --explain   what would go, and why
   ckptfmt prune runs/a --keep-last 3 --keep-best val_loss
-  ckptfmt prune runs/a --keep-best acc:2:max --keep-every-steps 1000"""
+  ckptfmt prune runs/a --keep-best acc:2:max --keep-every-steps 1000
+  ckptfmt prune runs/a --keep-quarantined 0 --quarantined-days 30 --explain"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="METRIC[:N[:max]]",
         help="the best N (default 1) by a metric, the smallest unless max; may be repeated",
+    )
+    parser.add_argument(
+        "--keep-quarantined",
+        type=int,
+        metavar="N",
+        help="of those set aside only the newest N; alone it leaves the others alone",
+    )
+    parser.add_argument(
+        "--quarantined-days",
+        type=float,
+        metavar="D",
+        help="besides, those set aside that were made less than D days ago",
     )
     parser.add_argument(
         "--explain",
@@ -81,6 +95,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
                 "step": decision.step,
                 "kept": decision.kept,
                 "waits": decision.waits,
+                "quarantined": decision.quarantined,
                 "reason": decision.reason,
             }
             for decision in decisions
@@ -111,6 +126,9 @@ def _policy(args: argparse.Namespace) -> Keep:
         rules.append(keep.every(steps=args.keep_every_steps))
     if args.keep_every_hours is not None:
         rules.append(keep.every(hours=args.keep_every_hours))
+    if args.keep_quarantined is not None or args.quarantined_days is not None:
+        number, days = args.keep_quarantined or 0, args.quarantined_days or 0.0
+        rules.append(keep.quarantined(number, days=days))
     if not rules:
         raise UsageError(
             "nothing says what to keep",

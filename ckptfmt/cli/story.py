@@ -115,7 +115,7 @@ def _commits_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Commit]:
                 numbers,
                 DELETED,  # unless it is found
             )
-        elif row["kind"] == "delete" and name in commits and "url" not in data:
+        elif row["kind"] == "delete" and name in commits and not {"url", "fate"} & data.keys():
             commits[name].reason = str(data.get("reason", ""))
     return commits
 

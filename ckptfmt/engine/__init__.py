@@ -65,6 +65,7 @@ _HOMES = {
     "follow": "background",
     "keep_generators": "dispatch",
     "list_checkpoints": "catalog",
+    "list_indexes": "catalog",
     "load_like": "like",
     "load_tree": "load",
     "named_leaves": "walk",
@@ -74,6 +75,7 @@ _HOMES = {
     "parse_where": "where",
     "per_rank": "ranks",
     "plan_part": "parts",
+    "read_tags": "catalog",
     "register_type": "registered",
     "remember": "lineage",
     "restore_tree": "restore",
@@ -143,6 +145,7 @@ __all__ = [
     "follow",
     "keep_generators",
     "list_checkpoints",
+    "list_indexes",
     "load_like",
     "load_tree",
     "named_leaves",
@@ -152,6 +155,7 @@ __all__ = [
     "parse_where",
     "per_rank",
     "plan_part",
+    "read_tags",
     "register_type",
     "remember",
     "restore_tree",
@@ -202,7 +206,9 @@ if TYPE_CHECKING:
     from ckptfmt.engine.background import settle as settle
     from ckptfmt.engine.call import settle_call as settle_call
     from ckptfmt.engine.catalog import list_checkpoints as list_checkpoints
+    from ckptfmt.engine.catalog import list_indexes as list_indexes
     from ckptfmt.engine.catalog import newest_readable as newest_readable
+    from ckptfmt.engine.catalog import read_tags as read_tags
     from ckptfmt.engine.copy import CopyRequest as CopyRequest
     from ckptfmt.engine.copy import copy_checkpoints as copy_checkpoints
     from ckptfmt.engine.dispatch import keep_generators as keep_generators

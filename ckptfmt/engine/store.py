@@ -22,8 +22,8 @@ from ckptfmt.engine.catalog import (
     read_tags,
     warn_skipped,
 )
-from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError, warn
-from ckptfmt.format import check_tag, step_of
+from ckptfmt.errors import ConflictError, FormatError, NotFoundError, UsageError
+from ckptfmt.format import check_tag, step_name, step_of
 from ckptfmt.storage import Backend, Capabilities, open_backend
 from ckptfmt.types import At, CheckpointInfo, Key, Plain, StrPath
 
@@ -192,65 +192,20 @@ class Store:
                 found=repr(reason)[:80],
                 do="say it: whoever finds the checkpoint set aside will ask",
             )
-        from ckptfmt.engine.notes import QUARANTINE, annotate
+        from ckptfmt.engine.aside import set_aside
 
         self._check_marker()
-        for listed in self._find(at):
-            name = listed.key.removeprefix("checkpoints/")
-            aside = Listed(listed.name, listed.generation, Key(f"quarantine/{name}"), listed.nbytes)
-            self._move(listed, aside)
-            head = self._head(aside)
-            if head is not None:
-                annotate(self.backend, head.about, metrics={}, metadata={QUARANTINE: reason})
+        set_aside(self.backend, self._find(at), reason)
 
     def readmit(self, name: str) -> None:
         """Put a quarantined checkpoint back. NotFoundError if there is none of that name.
 
         A newer generation, saved meanwhile, stays the checkpoint of that name: a CkptWarning.
         """
-        from ckptfmt.engine.notes import QUARANTINE, annotate
+        from ckptfmt.engine.aside import take_back
 
         self._check_marker()
-        aside = list_indexes(self.backend, "quarantine/")
-        found = aside.get(name)
-        if not found:
-            raise NotFoundError(
-                "no such quarantined checkpoint",
-                reason="quarantined",
-                where=self.url,
-                expected=repr(name),
-                found=", ".join(sorted(aside)[:8]) or "none that is set aside",
-                do='give its name, as "ckptfmt ls --quarantined" lists it',
-            )
-        for listed in found:
-            key = Key("checkpoints/" + listed.key.removeprefix("quarantine/"))
-            back = Listed(listed.name, listed.generation, key, listed.nbytes)
-            self._move(listed, back)
-            head = self._head(back)
-            if head is not None:
-                annotate(self.backend, head.about, metrics={}, metadata={QUARANTINE: ""})
-        newest_there = max(
-            (g.generation for g in list_checkpoints(self.backend).get(name, [])), default=0
-        )
-        if newest_there > found[-1].generation:
-            warn(
-                f"{name} was saved again while it was set aside: generation {newest_there} "
-                f"stays the checkpoint, and {found[-1].generation} goes when it is saved again"
-            )
-
-    def _move(self, old: Listed, new: Listed) -> None:
-        data = self.backend.get(old.key, 0, old.nbytes)
-        if not self.backend.put_if_absent(new.key, data, durable=True):
-            there = self.backend.stat(new.key)
-            if there is None or bytes(self.backend.get(new.key, 0, there.nbytes)) != bytes(data):
-                raise ConflictError(
-                    "another document is there already",
-                    reason="move",
-                    where=new.key,
-                    do="look at both; nothing was deleted",
-                )
-        self.backend.delete(old.key)
-        self.backend.sync([Key(old.key.rpartition("/")[0] + "/")])
+        take_back(self.backend, name)
 
     def tag(self, tag: str, at: At) -> None:
         """Give a checkpoint a tag; a tag that exists moves. It holds while the content stays."""
@@ -318,15 +273,24 @@ class Store:
         about = read_head(self.backend, listed.key, listed.nbytes).about
         annotate(self.backend, about, metrics=numbers, metadata=values)
 
-    def delete(self, at: At, *, force: bool = False) -> None:
+    def delete(self, at: At, *, force: bool = False, quarantined: bool = False) -> None:
         """Delete a checkpoint; its data files are taken back by `gc`.
 
+        Args:
+            quarantined: What is set aside under the name `at`, unreadable or not; one of that name
+                that is not set aside stays.
         Raises:
+            NotFoundError: There is none.
             UsageError: It is tagged; `force=True` deletes it and its tags.
         """
         from ckptfmt.engine.commit import delete_notes, still_used, withdraw
 
         self._check_marker()
+        if quarantined:
+            from ckptfmt.engine.aside import give_up
+
+            give_up(self.backend, str(step_name(at)) if isinstance(at, int) else at)
+            return
         generations = self._find(at)
         name = generations[-1].name
         heads = [(listed, self._head(listed)) for listed in generations]

@@ -160,12 +160,16 @@ def _read_indexes(
 
 def _unreadable(error: FormatError, key: Key) -> FormatError:
     found = UnsupportedError if isinstance(error, UnsupportedError) else CorruptError
+    name = index_of(key)
+    cure = "delete this file"
+    if key.startswith("quarantine/") and name is not None:
+        cure = f"Store.delete({name[0]!r}, quarantined=True)"
     return found(
         "gc deleted nothing: an index cannot be read, so what it refers to is not known",
         reason="unreadable-index",
         where=key,
         found=error,
-        do="upgrade ckptfmt if the index is newer; else give the checkpoint up: delete this file",
+        do=f"upgrade ckptfmt if the index is newer; else give the checkpoint up: {cure}",
     )
 
 

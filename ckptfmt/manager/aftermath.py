@@ -142,7 +142,10 @@ class Aftermath:
             self._store.gc()
 
     def _deleted(self, decision: Decision) -> None:
-        self._tell("delete", decision.name, decision.step, data={"reason": decision.reason})
+        data = {"reason": decision.reason}
+        if decision.quarantined:
+            data["fate"] = "set aside before"
+        self._tell("delete", decision.name, decision.step, data=data)
 
     def _unverified(self, info: CheckpointInfo, error: Exception) -> None:
         self._tell("save.error", info.name, info.step, error=error)

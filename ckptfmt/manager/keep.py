@@ -2,13 +2,15 @@
 union.
 
     keep.last(3) | keep.every(hours=1) | keep.best("val_loss", n=2)
+
+What is set aside stays, whatever the rules, unless one of them is `keep.quarantined(n)`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,6 +101,24 @@ class _Where(Keep):
         return {info.name: f"{name} says so" for info in found if self.predicate(info)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Quarantined(Keep):
+    n: int
+    days: float
+
+    def reasons(self, found: Sequence[CheckpointInfo]) -> dict[str, str]:
+        return {}  # those that `found` has are not set aside
+
+    def aside(self, found: Sequence[CheckpointInfo], now_s: float) -> dict[str, str]:
+        """As `reasons`, of those that are set aside."""
+        newest = sorted(found, key=lambda info: info.created)[-self.n :] if self.n else []
+        made = {info.name: f"one of the last {self.n} set aside" for info in newest}
+        for info in found:
+            if now_s - info.created.timestamp() < self.days * 86400:
+                made.setdefault(info.name, f"made less than {self.days:g} days ago")
+        return made
+
+
 def ranked(
     found: Sequence[CheckpointInfo], metric: str, mode: Literal["min", "max"]
 ) -> list[CheckpointInfo]:
@@ -119,7 +139,7 @@ def best_of(
     Raises:
         UsageError: `metric` is None and the policy has none.
     """
-    rules = {rule.metric: rule for rule in _rules(policy)}
+    rules = {rule.metric: rule for rule in _rules(policy) if isinstance(rule, _Best)}
     if metric is None:
         if len(rules) != 1:
             raise _wrong("a metric's name", f"None, and {len(rules)} metrics in keep=")
@@ -128,10 +148,10 @@ def best_of(
     return ordered[0] if ordered else None
 
 
-def _rules(policy: Keep | None) -> list[_Best]:
+def _rules(policy: Keep | None) -> list[Keep]:
     if isinstance(policy, _Union):
         return _rules(policy.first) + _rules(policy.second)
-    return [policy] if isinstance(policy, _Best) else []
+    return [] if policy is None else [policy]
 
 
 def last(n: int) -> Keep:
@@ -175,6 +195,20 @@ def where(predicate: Callable[[CheckpointInfo], bool]) -> Keep:
     return _Where(predicate)
 
 
+def quarantined(n: int, *, days: float = 0.0) -> Keep:
+    """Of the checkpoints that a manager set aside only the newest n, and those made less than so
+    many days ago. The one rule that lets them go: without it all of them stay.
+
+    Raises:
+        UsageError: n or days is below 0.
+    """
+    if type(n) is not int or n < 0:
+        raise _wrong("quarantined(n) of 0 or more", repr(n))
+    if isinstance(days, bool) or not 0 <= days < math.inf:
+        raise _wrong("days of 0 or more", repr(days))
+    return _Quarantined(n, days)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What retention decided about one checkpoint, and why.
@@ -185,6 +219,7 @@ class Decision:
         kept: Whether it stays.
         reason: For people.
         waits: It stays only until a newer one is verified.
+        quarantined: It is about what is set aside under this name.
     """
 
     name: str
@@ -192,6 +227,7 @@ class Decision:
     kept: bool
     reason: str
     waits: bool = False
+    quarantined: bool = False
 
 
 def decide(
@@ -207,13 +243,13 @@ def decide(
 
     Args:
         found: All readable checkpoints, in any order.
-        policy: None keeps all.
+        policy: None keeps all; so does one whose rules are only about what is set aside.
         tags: Tag -> checkpoint's name.
         verified: Whether every chunk of it was read lately.
         ours: Whether a manager wrote it.
     """
     ordered = sorted(found, key=lambda i: (i.step is not None, i.step or 0, i.name))
-    if policy is None:
+    if policy is None or all(isinstance(rule, _Quarantined) for rule in _rules(policy)):
         return [Decision(info.name, info.step, True, "all are kept") for info in ordered]
     reasons = policy.reasons(ordered)
     tagged: dict[str, list[str]] = {}
@@ -240,6 +276,53 @@ def decide(
         if kept and not verified_newer and verified(info):
             verified_newer = info.name
     return made[::-1]
+
+
+def decides_aside(policy: Keep | None) -> bool:
+    """Whether a policy has a rule about what is set aside."""
+    return any(isinstance(rule, _Quarantined) for rule in _rules(policy))
+
+
+def decide_aside(
+    found: Mapping[str, CheckpointInfo | None],
+    policy: Keep | None,
+    *,
+    tagged: Collection[tuple[str, str]],
+    good: str,
+    ours: Callable[[CheckpointInfo], bool],
+    now_s: float,
+) -> list[Decision]:
+    """Which of those that are set aside stay, by name. Never dropped: a tagged one, one that no
+    manager wrote, and any as long as no checkpoint of the store is verified.
+
+    Args:
+        found: Name -> the newest that is set aside under it; None: it cannot be read.
+        tagged: (name, digest of the tree) of each tag.
+        good: A checkpoint, not set aside, of which every chunk was read lately; "": there is none.
+        now_s: Seconds since the epoch.
+    """
+    infos = [info for info in found.values() if info is not None]
+    reasons: dict[str, str] = {}
+    for rule in _rules(policy):
+        if isinstance(rule, _Quarantined):
+            reasons |= rule.aside(infos, now_s)
+    made = []
+    for name, info in sorted(found.items()):
+        if info is not None and (name, info.digest) in tagged:
+            reason = "set aside, but tagged"
+        elif info is not None and not ours(info):
+            reason = "set aside, and no manager wrote it"
+        else:
+            reason = reasons.get(name, "")
+        kept, waits = bool(reason), not reason and not good
+        if waits:
+            kept, reason = True, "set aside, and no good checkpoint is verified yet"
+        elif not kept:
+            why = "set aside" if info is not None else "set aside, cannot be read"
+            reason = f"{why}, no rule keeps it, and {good} is verified"
+        step = info.step if info is not None else None
+        made.append(Decision(name, step, kept, reason, waits, quarantined=True))
+    return made
 
 
 def _count(value: object, what: str) -> int:

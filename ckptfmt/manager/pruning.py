@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ckptfmt.engine import Store
+from ckptfmt.engine import Store, list_indexes, read_tags
 from ckptfmt.errors import CorruptError, NotFoundError, UsageError
-from ckptfmt.manager.keep import Decision, Keep, decide
+from ckptfmt.manager.keep import Decision, Keep, decide, decide_aside, decides_aside
 from ckptfmt.types import CheckpointInfo
 
 MARK = "manager"
@@ -37,12 +37,30 @@ class Pruning:
 
     def decide(self) -> list[Decision]:
         """Of all that are there now; changes nothing and reads no data."""
-        return decide(
-            self.store.checkpoints(),
+        found = self.store.checkpoints()
+        made = decide(
+            found,
             self.policy,
             tags=self.store.tags(),
             verified=self._is_verified,
             ours=is_ours,
+        )
+        return made + self._decide_aside(found) if decides_aside(self.policy) else made
+
+    def _decide_aside(self, found: Sequence[CheckpointInfo]) -> list[Decision]:
+        aside: dict[str, CheckpointInfo | None] = dict.fromkeys(
+            list_indexes(self.store.backend, "quarantine/")
+        )
+        for info in self.store.checkpoints(quarantined=True):
+            aside[info.name] = info  # of one name the highest generation comes last
+        good = [info.name for info in found if self._is_verified(info)]
+        return decide_aside(
+            aside,
+            self.policy,
+            tagged={(tag.name, tag.digest) for tag in read_tags(self.store.backend).values()},
+            good=good[-1] if good else "",
+            ours=is_ours,
+            now_s=time.time(),
         )
 
     def _is_verified(self, info: CheckpointInfo) -> bool:
@@ -57,7 +75,7 @@ class Pruning:
         for decision in decisions:
             if not decision.kept:
                 try:
-                    self.store.delete(decision.name)
+                    self.store.delete(decision.name, quarantined=decision.quarantined)
                 except (NotFoundError, UsageError):
                     continue  # deleted, or tagged, by somebody else meanwhile
                 self.deleted(decision)

@@ -50,3 +50,26 @@ def test_an_empty_store_is_no_error(tmp_path: Path, run: Callable[..., Any]) -> 
     result = run("prune", tmp_path / "none", "--keep-last", 1)
     assert (result.code, result.out) == (0, "")
     assert "no checkpoint" in result.err
+
+
+def test_what_is_set_aside_goes_only_when_told(store: Path, run: Callable[..., Any]) -> None:
+    for step in (3, 4, 6):
+        Store(store).quarantine(step, "a test")
+    assert run("prune", store, "--keep-last", 1).code == 0
+    assert len(Store(store).checkpoints(quarantined=True)) == 3
+    told = run("prune", store, "--keep-quarantined", 1, "--explain")
+    assert told.out.count("set aside, and no good checkpoint is verified yet") == 2
+    result = run("prune", store, "--keep-quarantined", 1, "--json")
+    gone = [
+        (row["step"], row["quarantined"]) for row in result.json["decisions"] if not row["kept"]
+    ]
+    assert gone == [(3, True), (4, True)]
+    assert [info.step for info in Store(store).checkpoints(quarantined=True)] == [6]
+    assert Store(store).steps() == [5]
+    run("prune", store, "--quarantined-days", 1)
+    assert [info.step for info in Store(store).checkpoints(quarantined=True)] == [6]
+    run("prune", store, "--keep-quarantined", 0)
+    assert Store(store).checkpoints(quarantined=True) == []
+    assert Store(store).verify().ok
+    Store(store).gc(grace_s=0)
+    assert len(list((store / "data").iterdir())) == 1

@@ -443,3 +443,57 @@ def test_a_store_is_a_context_manager(tmp_path: Path) -> None:
 def test_a_grace_that_is_no_duration_is_refused(store: ckptfmt.Store, grace: Any) -> None:
     with pytest.raises(ckptfmt.UsageError, match="grace_s is no duration"):
         store.gc(grace_s=grace)
+
+
+# -- giving up what is set aside ------------------------------------------------------------------
+
+
+def test_what_is_set_aside_is_deleted_by_name_and_nothing_else(store: ckptfmt.Store) -> None:
+    store.quarantine(3, "a test")
+    ckptfmt.save({"w": np.full(100, 30), "v": 30}, store, step=3, durable=False)
+    store.quarantine(2, "a test")
+    with pytest.raises(ckptfmt.NotFoundError, match="no such quarantined checkpoint"):
+        store.delete(1, quarantined=True)
+    store.delete(3, quarantined=True)
+    assert ckptfmt.load(store, step=3)["v"] == 30
+    assert files(root(store), "quarantine") == ["step-0000000000000002~0.index"]
+    assert len(files(root(store), "notes")) == 1  # that of the other one
+    store.delete("step-0000000000000002", quarantined=True)
+    assert files(root(store), "quarantine") == files(root(store), "notes") == []
+    assert store.verify().ok
+
+
+def test_what_lies_in_both_places_stays_set_aside_until_it_is_gone(
+    store: ckptfmt.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "step-0000000000000003~0.index"
+    data = (root(store) / "checkpoints" / name).read_bytes()
+    store.quarantine(3, "a test")
+    (root(store) / "checkpoints" / name).write_bytes(data)  # killed between the put and the delete
+    assert store.steps() == [1, 2]
+    real, seen = store.backend.delete, []
+
+    def delete(key: Any) -> None:
+        real(key)
+        seen.append((str(key), store.steps()))
+
+    monkeypatch.setattr(store.backend, "delete", delete)
+    store.delete(3, quarantined=True)
+    assert [(key, steps) for key, steps in seen if "step" in key] == [
+        (f"checkpoints/{name}", [1, 2]),
+        (f"quarantine/{name}", [1, 2]),
+    ]
+
+
+@pytest.mark.damaged_store
+def test_an_unreadable_one_stops_gc_until_it_is_given_up(store: ckptfmt.Store) -> None:
+    path = root(store) / "checkpoints" / "step-0000000000000003~0.index"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    store.quarantine("step-0000000000000003", "a test")
+    with pytest.raises(ckptfmt.CorruptError, match=r"delete\(.*quarantined=True"):
+        store.gc(grace_s=0)
+    store.delete(3, quarantined=True)
+    assert store.gc(grace_s=0).deleted
+    assert store.verify().ok

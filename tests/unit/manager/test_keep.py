@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfmt import CheckpointInfo, UsageError, keep
-from ckptfmt.manager.keep import Decision, Keep, best_of, decide
+from ckptfmt.manager.keep import Decision, Keep, best_of, decide, decide_aside
+from ckptfmt.manager.pruning import is_ours
 
 MakeInfo = Callable[..., CheckpointInfo]
 
@@ -66,6 +67,8 @@ def test_a_union_keeps_what_one_of_its_rules_keeps_and_says_both_reasons(info: M
         lambda: keep.best("loss", 0),
         lambda: keep.best("loss", mode="most"),  # type: ignore[arg-type]
         lambda: keep.where(3),  # type: ignore[arg-type]
+        lambda: keep.quarantined(-1),
+        lambda: keep.quarantined(1, days=math.nan),
     ],
 )
 def test_rules_that_make_no_sense_are_refused_with_an_example(make: Callable[[], Keep]) -> None:
@@ -158,3 +161,51 @@ def _info_of(step: int, metric: float | None) -> CheckpointInfo:
         f"step-{step:016d}", step, 0, datetime(2026, 1, 1, tzinfo=UTC), "", 0, 0, 0, 0, "", {},
         {} if metric is None else {"m": metric}, None, "ckptfmt 1 manager", 0.0,
     )  # fmt: skip
+
+
+NOW_S = 1_767_312_000.0  # 2026-01-02, midnight
+
+
+def plan_aside(
+    found: Mapping[str, CheckpointInfo | None], policy: Keep | None, **o: Any
+) -> dict[str, str]:
+    """Name -> reason of those that go."""
+    asked: dict[str, Any] = {"tagged": (), "good": "step-9", "ours": lambda i: True, "now_s": NOW_S}
+    made = decide_aside(found, policy, **{**asked, **o})
+    assert all(decision.quarantined for decision in made)
+    return {decision.name: decision.reason for decision in made if not decision.kept}
+
+
+def test_of_those_set_aside_the_newest_and_the_young_stay(info: MakeInfo) -> None:
+    found = {f"step-{n}": info(n, minutes=60 * n, name=f"step-{n}") for n in range(5)}
+    assert list(plan_aside(found, keep.last(1) | keep.quarantined(2))) == [
+        "step-0",
+        "step-1",
+        "step-2",
+    ]
+    assert list(plan_aside(found, keep.quarantined(0, days=22 / 24))) == [
+        "step-0",
+        "step-1",
+        "step-2",
+    ]
+    assert plan_aside(found, keep.quarantined(5)) == {}
+    reason = plan_aside(found, keep.quarantined(0))["step-0"]
+    assert reason == "set aside, no rule keeps it, and step-9 is verified"
+
+
+def test_of_those_set_aside_none_goes_without_a_good_one_and_tags_hold(info: MakeInfo) -> None:
+    one, other, broken = info(1, name="a"), info(2, name="b", writer="ckptfmt 1"), None
+    found = {"a": one, "b": other, "c": broken}
+    assert list(plan_aside(found, keep.quarantined(0))) == ["a", "b", "c"]
+    assert list(
+        plan_aside(found, keep.quarantined(0), ours=is_ours, tagged={("a", one.digest)})
+    ) == ["c"]
+    assert list(plan_aside(found, keep.quarantined(0), ours=is_ours)) == ["a", "c"]
+    assert plan_aside(found, keep.quarantined(0), good="") == {}
+
+
+def test_a_rule_about_those_set_aside_alone_keeps_all_others(info: MakeInfo) -> None:
+    found = [info(n) for n in range(4)]
+    assert kept(plan(found, keep.quarantined(0))) == [0, 1, 2, 3]
+    assert kept(plan(found, keep.quarantined(0) | keep.last(1))) == [3]
+    assert best_of(found, keep.quarantined(0) | keep.best("x"), None) is None
