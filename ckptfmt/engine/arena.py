@@ -96,6 +96,12 @@ def touch(memory: memoryview) -> None:
     np.frombuffer(memory, np.uint8)[BLOCK_NBYTES:-BLOCK_NBYTES:BLOCK_NBYTES] = 0
 
 
+def fault_in(memory: memoryview) -> None:
+    """Have the system bring the pages of a map now. Of less than a page: by who reads it."""
+    if memory.nbytes >= BLOCK_NBYTES:
+        np.frombuffer(memory, np.uint8)[::BLOCK_NBYTES].max()
+
+
 def _heap_buffer(nbytes: int) -> Bytes:
     whole = np.empty(nbytes + BLOCK_NBYTES, np.uint8)
     skip = -whole.ctypes.data % BLOCK_NBYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,17 +46,18 @@ class Placed:
     a new one. `digests` has the stored digests of chunks that are not raw.
     """
 
-    files: list[int]
-    offsets: list[int]
-    stored: list[int]
-    codecs: list[int]
+    files: array[int]
+    offsets: array[int]
+    stored: array[int]
+    codecs: array[int]
     table: dict[str | int, int] = field(default_factory=dict)
     digests: dict[int, bytes] = field(default_factory=dict)
     pipelines: dict[Pipeline, int] = field(default_factory=lambda: {RAW: 0})
 
     @classmethod
     def empty(cls, count: int) -> Placed:
-        return cls([0] * count, [0] * count, [0] * count, [0] * count)
+        u8, u32, u64 = (array(code, [0]) * count for code in "BIQ")
+        return cls(files=u32, offsets=u64, stored=u32[:], codecs=u8)
 
     def put(self, row: int, place: Place) -> None:
         self.files[row] = self.table.setdefault(place.file, len(self.table))
@@ -68,9 +70,9 @@ class Placed:
     def put_all(self, rows: range, file: int, offsets: list[int], stored: list[int]) -> None:
         """Raw chunks of one new file."""
         number = self.table.setdefault(file, len(self.table))
-        self.files[rows.start : rows.stop] = [number] * len(rows)
-        self.offsets[rows.start : rows.stop] = offsets
-        self.stored[rows.start : rows.stop] = stored
+        self.files[rows.start : rows.stop] = array("I", [number]) * len(rows)
+        self.offsets[rows.start : rows.stop] = array("Q", offsets)
+        self.stored[rows.start : rows.stop] = array("I", stored)
 
     def repeat(self, row: int, first: int, count: int) -> None:
         """The rows [first, first + count) once more at `row`: a region that is stored already."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ckptfmt.engine.arena import aligned_buffer, touch
+from ckptfmt.engine.arena import aligned_buffer, fault_in, touch
 from ckptfmt.engine.pipeline import Pipeline as Threads
 from ckptfmt.engine.plan import Run, plan_runs
 from ckptfmt.engine.progress import Reporter
@@ -410,6 +410,9 @@ class ChunkReader:
                 view = made[region].data
                 for chunk in range(row, at[region + 1]):
                     start, nbytes = int(self._starts[chunk]), int(tree.chunk_raw[chunk])
+                    # One thread brings the pages, in order: several upset the system's read-ahead,
+                    # and what lies in memory in small pieces costs every later map more faults.
+                    fault_in(view[start : start + nbytes])
                     batch.append((chunk, view[start : start + nbytes]))
                     batch_nbytes += nbytes
                     if batch_nbytes >= PIECE_NBYTES:

@@ -49,14 +49,13 @@ def is_plain(array: Array) -> bool:
 
 
 def are_plain(arrays: Sequence[object]) -> bool:
-    """Whether all of them are, and none stands twice."""
+    """Whether all of them are."""
     if set(map(type, arrays)) != {np.ndarray}:
         return False
     return (
         set(map(_dtype_of, arrays)) <= _PLAIN
         and all(flags & _FLAGS == _GOOD for flags in set(map(_flags_of, arrays)))
         and all(map(_size_of, arrays))
-        and len(set(map(id, arrays))) == len(arrays)
     )
 
 
@@ -92,6 +91,8 @@ class Sources(Sequence[TensorSource]):
     def others(self) -> list[tuple[int, TensorSource]]:
         """Row and source of those that are no plain arrays: whoever looks for what only these may
         have, a device or parts, need not make an object of each array."""
+        if not any(issubclass(kind, TensorSource) for kind in set(map(type, self.items))):
+            return []
         return [
             (row, item) for row, item in enumerate(self.items) if isinstance(item, TensorSource)
         ]

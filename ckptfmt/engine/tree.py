@@ -228,9 +228,10 @@ class _Flattener:
             return False
         flat = self.flat
         rows = range(len(flat.tensors), len(flat.tensors) + len(arrays))
-        if not self._by_identity.keys().isdisjoint(map(id, arrays)):
-            return False
-        self._by_identity.update(zip(map(id, arrays), rows))
+        row_of: dict[object, int] = dict(zip(map(id, arrays), rows))
+        if len(row_of) < len(arrays) or not self._by_identity.keys().isdisjoint(row_of):
+            return False  # one stands twice
+        self._by_identity.update(row_of)
         flat.tensors.extend(arrays)
         flat.names += [prefix + key for key in obj] if prefix else obj
         flat.kinds += [LEAF_TENSOR] * len(arrays)

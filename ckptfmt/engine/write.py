@@ -7,10 +7,11 @@ complete and its id known. `outlet` has both ways.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,11 +52,11 @@ class _File:
 
     writer: Writer | None
     end: int = HEAD_NBYTES
-    regions: list[int] = field(default_factory=list)
-    nchunks: list[int] = field(default_factory=list)
-    chunks: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    stored: list[int] = field(default_factory=list)
+    regions: array[int] = field(default_factory=partial(array, "Q"))
+    nchunks: array[int] = field(default_factory=partial(array, "I"))
+    chunks: array[int] = field(default_factory=partial(array, "Q"))
+    offsets: array[int] = field(default_factory=partial(array, "Q"))
+    stored: array[int] = field(default_factory=partial(array, "I"))
     encoded: dict[int, StoredChunk] = field(default_factory=dict)
     outlet: Outlet | Kept | None = None
 
@@ -129,7 +130,7 @@ class DataFiles:
             offset += stored
         file.regions.append(region)
         file.nchunks.append(len(places))
-        file.chunks += rows
+        file.chunks.extend(rows)
         self._grown(file, offset, nbytes)
         return places
 
@@ -161,11 +162,11 @@ class DataFiles:
         if data is None:
             data = _joined(buffers, (padded - nbytes)[:-1])
         file.outlet.put(first, data)
-        file.regions += regions
-        file.nchunks += [1] * len(regions)
-        file.chunks += rows
-        file.offsets += offsets
-        file.stored += sizes
+        file.regions.extend(regions)
+        file.nchunks.extend(repeat(1, len(regions)))
+        file.chunks.extend(rows)
+        file.offsets.extend(offsets)
+        file.stored.extend(sizes)
         number = self._number
         self._grown(file, offsets[-1] + sizes[-1], len(data))
         return number, offsets

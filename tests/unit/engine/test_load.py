@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,32 @@ def test_read_gives_each_array_memory_of_its_own(tmp_path: Path) -> None:
     assert backing(owned["b"]) < 8192
     shared = ckptfmt.load(tmp_path, mode="auto")
     assert shared["a"].ctypes.data % 64 == 0
+
+
+def test_the_pages_of_a_map_are_brought_by_one_thread_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several threads upset the system's read-ahead: later maps then take thrice the faults."""
+    from ckptfmt.engine import read
+
+    tree = {name: np.arange(3 << 18, dtype=np.float64) + len(name) for name in ("a", "bb", "ccc")}
+    ckptfmt.save(tree, tmp_path, chunk_nbytes=1 << 20)
+    seen: list[tuple[int, int, int]] = []
+
+    def fault_in(memory: memoryview) -> None:
+        array = np.frombuffer(memory, np.uint8)
+        seen.append((threading.get_ident(), array.ctypes.data, array.nbytes))
+
+    monkeypatch.setattr(read, "fault_in", fault_in)
+    loaded = ckptfmt.load(tmp_path, mode="mmap")
+    assert not difference(loaded, tree)
+    assert {thread for thread, _, _ in seen} == {threading.get_ident()}
+    starts = [start for _, start, _ in seen]
+    assert starts == sorted(starts)
+    assert sum(nbytes for _, _, nbytes in seen) == sum(array.nbytes for array in tree.values())
+    seen.clear()
+    ckptfmt.load(tmp_path, mode="mmap", verify=False)
+    assert not seen
 
 
 def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:

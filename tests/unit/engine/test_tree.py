@@ -153,6 +153,13 @@ class Loader:
     def set_state(self, state: list[int]) -> None: ...
 
 
+def test_an_array_that_stands_twice_in_a_dict_of_arrays_is_one_tensor() -> None:
+    one, other = np.ones(3), np.zeros(3)
+    flat = flatten({"a": {"x": one, "y": other, "z": one}, "b": {"u": other, "v": np.ones(2)}})
+    assert flat.rows == [0, 1, 0, 1, 2]
+    assert len(flat.tensors) == 3
+
+
 def test_a_stateful_object_is_its_state() -> None:
     flat = flatten({"c": Counting(), "l": [Loader(), 5], "w": ARRAY})
     assert flat.names == ["c/n", "c/w", "l/0", "l/1", "w"]
