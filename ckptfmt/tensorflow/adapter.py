@@ -10,12 +10,14 @@ import tensorflow as tf
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError, warn
+from ckptfmt.format import join_name
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
 from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.rng import RngState, RngTarget, keep_generators
 from ckptfmt.tensorflow.rng import capture as capture_rng
-from ckptfmt.tensorflow.survey import name_of, nest
+from ckptfmt.tensorflow.survey import Found, name_of, nest
 from ckptfmt.tensorflow.targets import ObjectTarget, OptimizerTarget, VariableTarget
 from ckptfmt.tensorflow.tensors import (
     ALIASES,
@@ -57,6 +59,9 @@ class TensorFlowAdapter:
         if isinstance(obj, RngState):
             return capture_rng(obj)
         refuse_own_format(obj, name)
+        own = own_state(obj)
+        if own is not None:
+            return own.capture(obj, name)
         if is_optimizer(obj):
             return _capture_optimizer(obj, name, peers)
         made = survey(obj, name)
@@ -66,8 +71,13 @@ class TensorFlowAdapter:
         }
         if isinstance(obj, tf.random.Generator):
             attributes["state"] = {"tf.rng_algorithm": int(obj.algorithm)}
-        tree = nest(((one.keys, one.variable) for one in made.found), name)
-        return Captured(tree, attributes)
+        pairs = [(one.keys, one.variable) for one in made.found]
+        for one in made.holders:
+            held = _capture_own(one, name)
+            pairs.append((one.keys, held.tree))
+            for part, more in held.attributes.items():
+                attributes[join_name(one.name, part) if part else one.name] = more
+        return Captured(nest(pairs, name), attributes)
 
     def target(self, obj: Any, name: str, peers: Peers) -> Target | None:
         if is_variable(obj):
@@ -77,6 +87,9 @@ class TensorFlowAdapter:
         if isinstance(obj, RngState):
             return RngTarget(obj, name)
         refuse_own_format(obj, name)
+        own = own_state(obj)
+        if own is not None:
+            return own.target(obj, name)
         if is_optimizer(obj):
             return OptimizerTarget(obj, name, peers)
         return ObjectTarget(obj, name)
@@ -108,6 +121,12 @@ class TensorFlowAdapter:
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
         return make_like(like, array)
+
+
+def _capture_own(one: Found, where: str) -> Captured:
+    own = own_state(one.variable)
+    assert own is not None  # which is how it became a holder
+    return own.capture(one.variable, join_name(where, one.name))
 
 
 def _capture_optimizer(optimizer: Any, name: str, peers: Peers) -> Captured:

@@ -223,16 +223,15 @@ def _name_children(children: Sequence[_Child]) -> list[Edge]:
 
 
 def _refuse_assets(obj: Any, where: str) -> None:
-    """Refuse a layer whose state is a vocabulary that was learned from data, not configured."""
+    """Refuse a layer of the user's that writes files of its own: nobody can tell what is in them."""
     save_assets = getattr(type(obj), "save_assets", None)
-    if save_assets is None or save_assets is getattr(keras.layers.Layer, "save_assets", None):
-        return
-    table = getattr(obj, "_lookup_layer", obj)
-    if getattr(table, "input_vocabulary", None) is None and isinstance(obj, keras.layers.Layer):
+    if save_assets is not None and save_assets is not getattr(
+        keras.layers.Layer, "save_assets", None
+    ):
         raise UsageError(
-            "a layer with a learned vocabulary cannot be saved yet",
+            "a layer that saves assets of its own cannot be saved",
             reason="assets",
             where=where,
             found=type(obj).__name__,
-            do="build it with vocabulary=layer.get_vocabulary()",
+            do="keep what it needs in variables, or in a StringLookup or IntegerLookup",
         )

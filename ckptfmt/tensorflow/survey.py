@@ -14,6 +14,7 @@ from typing import Any
 
 from ckptfmt.errors import UsageError
 from ckptfmt.format import escape_key, join_name
+from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_variable
 
 Keys = tuple[object, ...]
@@ -42,11 +43,11 @@ class Edge:
 
 @dataclass(slots=True)
 class Found:
-    """A variable.
+    """A variable, or an object whose state is not in variables.
 
     Attributes:
         keys, name: Its path, as keys and as a leaf's name.
-        variable: The tf.Variable or Keras variable.
+        variable: The tf.Variable or Keras variable; or the object.
         full_name: What the framework calls it.
         trusted: The full name tells variables apart in another process too.
         numbered: A part of the name counts children of one class.
@@ -64,10 +65,12 @@ class Found:
 
 @dataclass(slots=True)
 class Survey:
-    """`nodes`: (name, object) of every object on the way, the root with the empty name."""
+    """`found`: the variables. `nodes`: (name, object) of every object on the way, the root with the
+    empty name. `holders`: objects with a state of their own, see `own_state`."""
 
     found: list[Found]
     nodes: list[tuple[str, Any]]
+    holders: list[Found] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ def take_survey(root: Any, where: str, children: Children, trust: Trust, given: 
     queue = deque([start])
     while queue:
         visit = queue.popleft()
-        if is_variable(visit.obj):
+        if _is_leaf(visit.obj):
             continue
         for edge in children(visit.obj, join_name(where, visit.name) if visit.name else where):
             keys = visit.keys + edge.keys
@@ -146,7 +149,12 @@ def take_survey(root: Any, where: str, children: Children, trust: Trust, given: 
             queue.append(below)
     found, nodes, rows = _in_order(start, trust)
     _add_aliases(found, rows, others, where)
-    return Survey(found, nodes)
+    variables = [one for one in found if is_variable(one.variable)]
+    return Survey(variables, nodes, [one for one in found if not is_variable(one.variable)])
+
+
+def _is_leaf(obj: Any) -> bool:
+    return is_variable(obj) or own_state(obj) is not None
 
 
 def _in_order(
@@ -161,23 +169,21 @@ def _in_order(
         visit, first = stack.pop()
         if first is not None:
             rows[id(visit)] = (first, len(found))
-        elif is_variable(visit.obj):
+        elif _is_leaf(visit.obj):
             rows[id(visit)] = (len(found), len(found) + 1)
-            found.append(
-                Found(
-                    visit.keys,
-                    visit.name,
-                    visit.obj,
-                    full_name_of(visit.obj),
-                    trust(visit.obj, visit.chosen),
-                    visit.numbered,
-                )
-            )
+            found.append(_found(visit, trust))
         else:
             nodes.append((visit.name, visit.obj))
             stack.append((visit, len(found)))
             stack.extend((below, None) for below in reversed(visit.below))
     return found, nodes, rows
+
+
+def _found(visit: _Visit, trust: Trust) -> Found:
+    if not is_variable(visit.obj):
+        return Found(visit.keys, visit.name, visit.obj, "", False, visit.numbered)
+    full_name, trusted = full_name_of(visit.obj), trust(visit.obj, visit.chosen)
+    return Found(visit.keys, visit.name, visit.obj, full_name, trusted, visit.numbered)
 
 
 def _add_aliases(

@@ -20,11 +20,13 @@ from ckptfmt.engine import (
     Comparison,
     Staged,
     StoredLeaf,
+    Target,
 )
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.objects import is_built, survey
+from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.survey import Found, Survey, name_of
 from ckptfmt.tensorflow.tensors import (
     ALIASES,
@@ -36,6 +38,7 @@ from ckptfmt.tensorflow.tensors import (
     read,
     tie_of,
 )
+from ckptfmt.tensorflow.vocabularies import settle
 
 _BUILD_FIRST = "build it first: call it once, or build()"
 
@@ -114,11 +117,19 @@ class ObjectTarget:
         self._obj = obj
         self._assigned = _Assigned()
         self._asked: list[tuple[str, Any]] = []
+        self._held: list[Target] = []
+        self._nodes: list[Any] = []
 
     def compare(self, comparison: Comparison) -> None:
         made = survey(self._obj, self.name)
         stored = comparison.stored(self.name)
-        if not made.found and list(stored) == [self.name] and stored[self.name].value == {}:
+        self._nodes = [obj for _, obj in made.nodes]
+        if (
+            not made.found
+            and not made.holders
+            and list(stored) == [self.name]
+            and stored[self.name].value == {}
+        ):
             comparison.value(self.name)  # what an object without variables is stored as
             return
         sources = match(made.found, stored, self.name)
@@ -133,16 +144,40 @@ class ObjectTarget:
             others = _claim_aliases(comparison, one, stored, self.name, source)
             self.identities |= dict.fromkeys([name, *others], tie_of(raw))
             taken |= {source or name, *others}
+        self._held = [holder_target(one, comparison, self.name) for one in made.holders]
+        for held in self._held:
+            held.compare(comparison)
+            self.identities |= getattr(held, "identities", {})
+            taken.update(comparison.stored(held.name))
         _report_swaps(comparison, made.found, sources, stored, self.name)
         _report_unbuilt(comparison, made, [name for name in stored if name not in taken], self.name)
 
     def bind(self, staged: Staged) -> None:
+        for held in self._held:
+            held.bind(staged)
         for name, variable in self._asked:
             if name in staged:
                 self._assigned.assign(variable, staged[name], name, keep=staged.undoable)
+        self._settle()
 
     def undo(self) -> None:
         self._assigned.undo()
+        for held in reversed(self._held):
+            held.undo()
+        self._settle()
+
+    def _settle(self) -> None:
+        for obj in self._nodes:
+            settle(obj)
+
+
+def holder_target(one: Found, comparison: Comparison, where: str) -> Target:
+    """The target of an object with a state of its own, under the name where something is stored."""
+    names = [absolute(where, name) for name in (one.name, *one.aliases)]
+    name = next((name for name in names if comparison.stored(name)), names[0])
+    own = own_state(one.variable)
+    assert own is not None  # which is how it became a holder
+    return own.target(one.variable, name)
 
 
 Source = tuple[str, str]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ckptfmt.errors import UsageError
 from ckptfmt.format import join_name
+from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.survey import Edge, Keys, name_of
 from ckptfmt.tensorflow.tensors import is_variable
 
@@ -34,8 +35,8 @@ def is_container(obj: object) -> bool:
 
 
 def has_own_format(obj: object) -> bool:
-    """True for iterators, mutable tables and others whose state TensorFlow serializes specially."""
-    if not isinstance(obj, Trackable) or is_variable(obj) or is_keras(obj):
+    """True for what TensorFlow serializes in a way of its own that is not known here."""
+    if not isinstance(obj, Trackable) or is_variable(obj) or is_keras(obj) or own_state(obj):
         return False
     return any(
         getattr(type(obj), method, None) is not getattr(Trackable, method, None)
@@ -48,7 +49,7 @@ def is_stateful(obj: object) -> bool:
 
     Data sets, functions and constant tables are built by code and have no state: False.
     """
-    if is_keras(obj) or has_own_format(obj):
+    if is_keras(obj) or own_state(obj) is not None or has_own_format(obj):
         return True
     if isinstance(obj, (tf.data.Dataset, tf.types.experimental.GenericFunction)):
         return False

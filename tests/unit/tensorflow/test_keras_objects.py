@@ -313,13 +313,13 @@ def test_a_keras_layer_inside_of_a_module_and_a_module_inside_of_a_layer(saved: 
     assert second.layer.extra.v.numpy().tolist() == [1.0]
 
 
-def test_a_configured_vocabulary_is_no_state_and_a_learned_one_is_refused(saved: Save) -> None:
-    fixed = layers.StringLookup(vocabulary=["a", "b"])
-    assert saved({"model": fixed}).leaves == {}
-    learned = layers.StringLookup()
-    learned.adapt(["a", "b", "a"])
-    with pytest.raises(UsageError, match="learned vocabulary cannot be saved yet: model"):
-        ADAPTER.capture(learned, "model", [])
+class WithFiles(layers.Layer):
+    def save_assets(self, dir_path: str) -> None: ...
+
+
+def test_a_layer_that_writes_files_of_its_own_is_refused() -> None:
+    with pytest.raises(UsageError, match="saves assets of its own cannot be saved: model/with"):
+        ADAPTER.capture(keras.Sequential([WithFiles()]), "model", [])
 
 
 def test_a_keras_variable_in_the_tree_is_a_tensor(saved: Save) -> None:

@@ -1,0 +1,235 @@
+"""Iterators over tf.data pipelines: their serialized state, as bytes.
+
+TensorFlow writes down where every transformation stands: shuffle buffers, positions in files, seeds.
+What it cannot write down, a Python generator say, is refused by name; `resumable` serves there. A
+state is taken by an iterator over the same pipeline only, so the pipeline's transformations are kept
+beside it and compared before TensorFlow is asked: it breaks an iterator that it gives another's state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ckptfmt.engine import ORDER_USER_CODE, Captured, Comparison, Staged, TensorSource
+from ckptfmt.errors import MismatchError, UsageError, warn
+from ckptfmt.format import join_name
+
+PIPELINE = "tf.pipeline"
+ELEMENT = "tf.element_spec"
+_SKIP = "count the batches and skip them on resume: ckptfmt.tensorflow.resumable"
+
+_KINDS = (tf.data.Iterator, tf.data.NumpyIterator, tf.distribute.DistributedIterator)
+# How fast it runs, not what it gives.
+_HARMLESS = re.compile(r"_(name|num_parallel_calls|.*parallelism.*|deterministic|.*prefetch.*)")
+_IGNORE, _FAIL = 1, 2  # ExternalStatePolicy of TensorFlow
+
+
+class _Iterators:
+    def holds(self, obj: object) -> bool:
+        return isinstance(obj, _KINDS)
+
+    def capture(self, obj: Any, name: str) -> Captured:
+        iterator = _owned(obj, name)
+        state = _state_of(iterator, name)
+        source = TensorSource(
+            "uint8",
+            state.shape,
+            lambda: state,
+            ("tensorflow.iterator", id(iterator)),
+            {
+                PIPELINE: [text for text, _ in describe(iterator._dataset)],
+                ELEMENT: str(iterator.element_spec),
+            },
+            iterator,
+        )
+        return Captured({"state": source})
+
+    def target(self, obj: Any, name: str) -> IteratorTarget:
+        return IteratorTarget(_owned(obj, name), name)
+
+
+ITERATORS = _Iterators()
+
+
+def _owned(obj: Any, name: str) -> Any:
+    """The iterator that TensorFlow can serialize."""
+    if isinstance(obj, tf.data.NumpyIterator):
+        return obj._iterator
+    if isinstance(obj, tf.distribute.DistributedIterator):
+        raise UsageError(
+            "the position of a distributed iterator cannot be saved",
+            reason="iterator",
+            where=name,
+            found="a DistributedIterator, which prefetches to its devices",
+            do=_SKIP,
+        )
+    return obj
+
+
+def _state_of(iterator: Any, name: str) -> Any:
+    """Its state, as bytes in an array.
+
+    Raises:
+        UsageError: kind `usage-iterator`: a transformation of the pipeline has no such state.
+    """
+    if not tf.executing_eagerly():
+        raise UsageError(
+            "an iterator has no state while a tf.function is traced",
+            reason="graph",
+            where=name,
+            do="save outside of tf.function",
+        )
+    try:
+        state = _serialized(iterator, _IGNORE)
+    except tf.errors.OpError as error:
+        raise _refusal(iterator, name, error) from error
+    try:
+        _serialized(iterator, _FAIL)
+    except tf.errors.OpError as error:
+        warn(
+            f"{name or 'the iterator'}: its position is saved; what its functions keep elsewhere "
+            f"is not ({_reason(error)})"
+        )
+    return state
+
+
+def _serialized(iterator: Any, policy: int) -> Any:
+    variants = tf.raw_ops.SerializeIterator(
+        resource_handle=iterator._iterator_resource, external_state_policy=policy
+    )
+    return np.frombuffer(tf.io.serialize_tensor(variants).numpy(), np.uint8)
+
+
+def _refusal(iterator: Any, name: str, error: tf.errors.OpError) -> UsageError:
+    reason = _reason(error)
+    found = re.search(r"\w+Dataset\w*", reason)
+    transformation = found.group() if found else type(iterator._dataset).__name__
+    if transformation.startswith("GeneratorDataset"):  # what both of these are made of
+        transformation = "from_generator or prefetch_to_device (GeneratorDataset)"
+    return UsageError(
+        "the position of an input pipeline cannot be saved",
+        reason="iterator",
+        where=name,
+        found=f"{transformation}: {reason}",
+        do=_SKIP,
+    )
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """TensorFlow's message without the op that it names."""
+    text = re.sub(r"^\{\{.*?\}\} ?", "", str(error.message))
+    return re.sub(r" ?\[Op:\w+\].*$", "", text, flags=re.DOTALL)[:300]
+
+
+def describe(dataset: Any) -> list[tuple[str, Any]]:
+    """(text, data set) of a pipeline's transformations, from the last one to its sources: the kind
+    of each with the numbers that it was made with."""
+    return list(_below(dataset, 0))
+
+
+def _below(dataset: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    kind = type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
+    if kind != "Options" and depth < 1000:
+        numbers = ", ".join(f"{k}={v}" for k, v in _numbers(kind, vars(dataset)).items())
+        yield f"{kind}({numbers})", dataset
+    for source in dataset._inputs():
+        yield from _below(source, depth + 1)
+
+
+def _numbers(kind: str, attributes: Mapping[str, Any]) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for key, value in attributes.items():
+        if _HARMLESS.fullmatch(key) or (kind == "Prefetch" and key == "_buffer_size"):
+            continue
+        if isinstance(value, tf.Tensor) and hasattr(value, "numpy") and value.shape.rank == 0:
+            value = value.numpy().item() if value.dtype.is_integer else None
+        if isinstance(value, (bool, int)):
+            made[key.removeprefix("_")] = value
+    return made
+
+
+class IteratorTarget:
+    """An iterator, moved to another position. `undo` moves it back."""
+
+    order = ORDER_USER_CODE
+
+    def __init__(self, iterator: Any, name: str) -> None:
+        self.name = name
+        self._state = join_name(name, "state")
+        self._iterator = iterator
+        self.identities: dict[str, Hashable] = {self._state: ("tensorflow.iterator", id(iterator))}
+        self._old: Any = None
+        self._note = ""
+
+    def compare(self, comparison: Comparison) -> None:
+        leaf = comparison.stored(self.name).get(self._state)
+        self._note = ""
+        if not comparison.tensor(
+            self._state, "uint8", leaf.shape[:1] if leaf is not None else (0,)
+        ):
+            return
+        assert leaf is not None
+        own = [text for text, _ in describe(self._iterator._dataset)]
+        spec, found = str(self._iterator.element_spec), leaf.attributes.get(PIPELINE)
+        if leaf.attributes.get(ELEMENT, spec) != spec:
+            comparison.mismatch(
+                self._state, f"elements {spec}", f"elements {leaf.attributes[ELEMENT]}"
+            )
+        elif isinstance(found, list) and _kinds(own) != _kinds(found):
+            comparison.mismatch(self._state, _words(own), _words(found))
+        elif isinstance(found, list) and own != found:
+            self._note = f"saved of {_words(found)}, restored into {_words(own)}"
+
+    def bind(self, staged: Staged) -> None:
+        if self._state not in staged:
+            return
+        if self._note:
+            warn(f"{self._state}: the input pipeline was changed: {self._note}")
+        with tf.init_scope():
+            self._old = _variants(self._iterator)
+            try:
+                state = tf.io.parse_tensor(staged[self._state].tobytes(), tf.variant)
+                self._set(state)
+            except tf.errors.OpError as error:
+                raise MismatchError(
+                    "an iterator did not take the stored position",
+                    reason="iterator",
+                    where=self._state,
+                    found=_reason(error),
+                    do="build the pipeline as it was when it was saved",
+                ) from error
+
+    def _set(self, state: Any) -> None:
+        tf.raw_ops.DeserializeIterator(
+            resource_handle=self._iterator._iterator_resource, serialized=state
+        )
+
+    def undo(self) -> None:
+        if self._old is not None:
+            with tf.init_scope():
+                self._set(self._old)
+            self._old = None
+
+
+def _variants(iterator: Any) -> Any:
+    """Its position, for a way back; None where it has none to write down."""
+    try:
+        return tf.raw_ops.SerializeIterator(
+            resource_handle=iterator._iterator_resource, external_state_policy=_IGNORE
+        )
+    except tf.errors.OpError:
+        return None
+
+
+def _kinds(texts: list[str]) -> list[str]:
+    return [str(text).partition("(")[0] for text in texts if not str(text).startswith("Prefetch")]
+
+
+def _words(texts: list[str]) -> str:
+    """In the order in which the user wrote them."""
+    return " > ".join(str(text) for text in reversed(texts))[:500]
