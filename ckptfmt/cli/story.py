@@ -32,6 +32,7 @@ class Commit:
     nbytes: int = 0
     written_nbytes: int | None = None
     stall_s: float | None = None
+    stage_s: float | None = None
     durable_s: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     fate: str = THERE
@@ -111,6 +112,7 @@ def _commits_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Commit]:
                 row.get("total_nbytes", 0),
                 row.get("nbytes", 0),
                 numbers.pop("stall_s", None),
+                numbers.pop("stage_s", None),
                 row.get("seconds"),
                 numbers,
                 DELETED,  # unless it is found
@@ -127,6 +129,7 @@ def _merge(commits: dict[str, Commit], info: CheckpointInfo) -> Commit:
     cost = info.metadata.get(SAVE_COST)
     if isinstance(cost, Mapping):
         commit.stall_s = _number(cost.get("stall_s"), commit.stall_s)
+        commit.stage_s = _number(cost.get("stage_s"), commit.stage_s)
         commit.durable_s = _number(cost.get("durable_s"), commit.durable_s)
         written = _number(cost.get("written_nbytes"), None)
         commit.written_nbytes = commit.written_nbytes if written is None else int(written)

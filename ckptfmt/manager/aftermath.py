@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from ckptfmt.types import CheckpointInfo
 log = logging.getLogger("ckptfmt.manager")
 
 SAVE_COST = "ckptfmt.save_cost"
-"""Metadata, as a note: what the save cost: `{"stall_s", "durable_s", "written_nbytes"}`."""
+"""Metadata, as a note: what the save cost: `{"stall_s", "stage_s", "durable_s", "written_nbytes"}`."""
 
 
 class Tell(Protocol):
@@ -53,13 +53,25 @@ def teller(hooks: Sequence[Callable[[Event], None]], alarm: Alarm | None = None)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A save that is under way. `after` is done once all that follows it is."""
+    """A save that is under way.
+
+    Attributes:
+        started_s: When the loop called, by a clock that only goes forward.
+        cost: `stall_s`: how long the loop was held, the wait for a save before it included;
+            `stage_s`: how long of that this save took to stage.
+        after: Done once all that follows the save is.
+    """
 
     step: int
     started_s: float
-    stall_s: float
+    cost: Mapping[str, float]
     future: SaveFuture
     after: concurrent.futures.Future[None]
+
+    @property
+    def over(self) -> bool:
+        """Whether another save would not have to wait for this one, or for its cleaning up."""
+        return self.future.done() and self.after.done()
 
 
 class Aftermath:
@@ -70,6 +82,7 @@ class Aftermath:
     ) -> None:
         self._store, self._policy, self._pace, self._tell = store, policy, pace, tell
         self.pruning = Pruning(store, policy, verify_within_s, self._deleted, self._unverified)
+        self._collected = False
 
     def finished(self, save: Started, *, quiet: bool) -> None:
         """Call it once the save's future is done.
@@ -79,7 +92,7 @@ class Aftermath:
         """
         future, name = save.future, save.future.name
         seconds = time.monotonic() - save.started_s
-        self._pace.done(save.stall_s, seconds)
+        self._pace.done(save.cost["stall_s"], seconds)
         try:
             if future.cancelled():
                 self._tell("save.skipped", name, save.step, data={"reason": "cancelled"})
@@ -96,20 +109,23 @@ class Aftermath:
                 seconds=seconds,
                 nbytes=info.written_nbytes,
                 total_nbytes=info.nbytes,
-                data={"stall_s": save.stall_s, **info.metrics},
+                data={**save.cost, **info.metrics},
             )
             self._note_cost(save, info, seconds)
             self._clean_up()
         except Exception as error:
-            log.exception("cleaning up after %s failed", name)
-            self._tell("save.error", name, save.step, error=error)
+            ours = isinstance(error, CheckpointError)
+            log.error("cleaning up after %s failed: %s", name, error, exc_info=not ours)
+            reason = f"cleaning up after {name} failed, so the disk fills"
+            data = {"alarm": "cleanup", "reason": reason}
+            self._tell("alarm", name, save.step, error=error, data=data)
         finally:
             save.after.set_result(None)
 
     def _note_cost(self, save: Started, info: CheckpointInfo, seconds: float) -> None:
         """Keep it with the checkpoint, for whoever looks at the store later."""
         cost = {
-            "stall_s": save.stall_s,
+            **save.cost,
             "durable_s": seconds,
             "written_nbytes": info.written_nbytes,
         }
@@ -136,9 +152,13 @@ class Aftermath:
                 log.error("no room could be made in %s: %s", self._store.url, second)
 
     def _clean_up(self) -> None:
-        if self._policy is None:
-            return
-        if any(not decision.kept for decision in self.pruning.carry_out()):
+        decisions = self.pruning.carry_out() if self._policy is not None else []
+        gone = [decision for decision in decisions if not decision.kept]
+        if gone:
+            kept = {d.name: d.reason for d in decisions if d.kept and not d.quarantined}
+            self._tell("retention", data={"deleted": len(gone), "kept": kept})
+        if gone or not self._collected:
+            self._collected = True  # the first time too: for what a run that was killed left behind
             self._store.gc()
 
     def _deleted(self, decision: Decision) -> None:
@@ -148,5 +168,6 @@ class Aftermath:
         self._tell("delete", decision.name, decision.step, data=data)
 
     def _unverified(self, info: CheckpointInfo, error: Exception) -> None:
-        self._tell("save.error", info.name, info.step, error=error)
+        data = {"alarm": "damaged", "reason": "the newest checkpoint does not verify"}
+        self._tell("alarm", info.name, info.step, error=error, data=data)
         log.error("%s", error)

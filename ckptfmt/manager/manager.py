@@ -292,7 +292,7 @@ class Manager:
         if not (self.should_save(step) or force or stopping):
             return None
         must = force or stopping is not None
-        busy = self._last is not None and not self._last.future.done()
+        busy = self._last is not None and not self._last.over
         if busy and self._when_busy == "skip" and not must:
             self._tell("save.skipped", step_name(step), step)
             return None
@@ -319,10 +319,11 @@ class Manager:
             writer=f"ckptfmt {__version__} {MARK}",
         )
         backend = self.store.backend
+        started_s = time.monotonic()
         self._settle()
         try:
             self._set_aside()
-            started_s = time.monotonic()
+            began_s = time.monotonic()
             self._tell("save.start", name, step)
             if self._asynchronous:
                 future = save_in_background(tree, backend, request)
@@ -337,10 +338,13 @@ class Manager:
                 raise
             log.error("the save of %s failed: %s", name, error)
             return None
-        stall_s = time.monotonic() - started_s
-        self._pace.saved(stall_s, time.monotonic())
-        self._tell("save.staged", name, step, seconds=stall_s)
-        save = Started(step, started_s, stall_s, future, concurrent.futures.Future())
+        now_s = time.monotonic()
+        cost = {"stall_s": now_s - started_s, "stage_s": now_s - began_s}
+        self._pace.saved(cost["stall_s"], now_s)
+        self._tell(
+            "save.staged", name, step, seconds=cost["stall_s"], data={"stage_s": cost["stage_s"]}
+        )
+        save = Started(step, started_s, cost, future, concurrent.futures.Future())
         self._last = save
         quiet = self._on_error == "continue"
 

@@ -31,7 +31,7 @@ def tensorboard(writer: Any) -> Callable[[Event], None]:
             writer.add_scalar("ckptfmt/written_nbytes", float(event.nbytes), step)
             writer.add_scalar("ckptfmt/state_nbytes", float(event.total_nbytes), step)
             for name, value in numbers(event).items():
-                if name != "stall_s":
+                if name not in ("stall_s", "stage_s"):
                     writer.add_scalar(f"ckptfmt/metrics/{name}", value, step)
             writer.flush()  # a checkpoint is rare, and what comes next may be a kill
 

@@ -36,6 +36,8 @@ from ckptfmt import (
 from ckptfmt.engine import SaveFuture
 from ckptfmt.manager.aftermath import Started
 
+COST = {"stall_s": 0.0, "stage_s": 0.0}
+
 
 def state(step: int) -> dict[str, Any]:
     return {"w": np.full(20_000, step, np.float32), "step": step}
@@ -135,8 +137,37 @@ def test_nothing_is_deleted_behind_a_damaged_newest(tmp_path: Path) -> None:
         (2, True, True),
         (3, True, False),
     ]
-    assert isinstance(next(e for e in events if e.kind == "save.error").error, CorruptError)
+    alarm = next(event for event in events if event.kind == "alarm")
+    assert isinstance(alarm.error, CorruptError)
+    assert alarm.data["alarm"] == "damaged"
     assert Store(tmp_path).steps() == [1, 2, 3]
+
+
+def test_what_a_killed_run_left_is_collected_after_the_first_save(tmp_path: Path) -> None:
+    train(tmp_path, range(1, 2))
+    stray = tmp_path / "data" / ("0" * 32)
+    stray.write_bytes(b"of a save that was killed")
+    train(tmp_path, range(2, 4))
+    listed = b"".join(path.read_bytes() for path in (tmp_path / "gc").iterdir())
+    assert stray.name.encode() in listed  # and the run after the grace deletes it
+    assert Store(tmp_path).steps() == [1, 2, 3]
+
+
+@pytest.mark.damaged_store
+def test_cleaning_up_that_fails_is_an_alarm_and_the_save_is_none_the_worse(tmp_path: Path) -> None:
+    train(tmp_path, range(1, 3))
+    index = tmp_path / "checkpoints" / "step-0000000000000002~0.index"
+    index.write_bytes(b"rotten")
+    events: list[Event] = []
+    with Manager(tmp_path, keep=1, hooks=[events.append]) as manager:
+        with pytest.warns(CkptWarning):
+            manager.restore(state(0))
+        manager.save(state(2), step=2)
+        manager.wait()
+    assert kinds(events, "save.error", "save.commit") == [("save.commit", 2)]
+    alarm = next(event for event in events if event.kind == "alarm")
+    assert alarm.data["alarm"] == "cleanup"
+    assert "delete('step-0000000000000002', quarantined=True)" in str(alarm.error)
 
 
 def test_a_dry_run_of_prune_explains_and_changes_nothing(tmp_path: Path) -> None:
@@ -235,7 +266,7 @@ def test_a_full_disk_gives_back_the_space_of_what_was_deleted(
     with Manager(tmp_path, on_error="continue") as manager:
         future = SaveFuture("step-0000000000000009")
         future.set_exception(StorageError("full", reason="no-space", errno=errno.ENOSPC))
-        save = Started(9, 0.0, 0.0, future, concurrent.futures.Future())
+        save = Started(9, 0.0, COST, future, concurrent.futures.Future())
         manager._aftermath.finished(save, quiet=True)
     assert asked == [0]
 
@@ -244,17 +275,50 @@ def test_a_busy_manager_skips_or_waits(tmp_path: Path) -> None:
     events: list[Event] = []
     with Manager(tmp_path, when_busy="skip", hooks=[events.append]) as manager:
         slow = SaveFuture("step-0000000000000001")
-        manager._last = Started(1, 0.0, 0.0, slow, concurrent.futures.Future())
+        manager._last = Started(1, 0.0, COST, slow, concurrent.futures.Future())
         manager._last.after.set_result(None)
         assert manager.save(state(2), step=2) is None
         assert kinds(events, "save.skipped") == [("save.skipped", 2)]
         assert manager.save(state(3), step=3, force=True) is not None
 
 
+def test_a_manager_that_cleans_up_is_busy_too(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with Manager(tmp_path, when_busy="skip", hooks=[events.append]) as manager:
+        done = SaveFuture("step-0000000000000001")
+        done.set_running_or_notify_cancel()
+        done.set_exception(OSError("a test"))
+        done.exception()
+        after: concurrent.futures.Future[None] = concurrent.futures.Future()
+        manager._last = Started(1, 0.0, COST, done, after)
+        assert manager.save(state(2), step=2) is None
+        after.set_result(None)
+        assert manager.save(state(3), step=3) is not None
+
+
+def test_the_stall_is_all_that_the_loop_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the save before is the loop's too, though no part of this save's staging."""
+    now = [100.0]
+    monkeypatch.setattr("ckptfmt.manager.manager.time.monotonic", lambda: now[0])
+    events: list[Event] = []
+    with Manager(tmp_path, hooks=[events.append], asynchronous=False) as manager:
+        monkeypatch.setattr(manager, "_settle", lambda: now.__setitem__(0, now[0] + 7))
+        manager.save(state(1), step=1)
+    staged = next(event for event in events if event.kind == "save.staged")
+    assert (staged.seconds, staged.data) == (7.0, {"stage_s": 0.0})
+    alarm = next(event for event in events if event.kind == "alarm")
+    assert alarm.data["alarm"] == "stall"
+    info = Store(tmp_path).latest()
+    assert info is not None
+    assert info.metadata["ckptfmt.save_cost"]["stall_s"] == 7.0  # type: ignore[index,call-overload]
+
+
 def test_wait_says_when_the_time_is_over(tmp_path: Path) -> None:
     with Manager(tmp_path) as manager:
         after: concurrent.futures.Future[None] = concurrent.futures.Future()
-        manager._last = Started(1, 0.0, 0.0, SaveFuture("x"), after)
+        manager._last = Started(1, 0.0, COST, SaveFuture("x"), after)
         with pytest.raises(StorageError, match="not done yet"):
             manager.wait(0.01)
         after.set_result(None)
