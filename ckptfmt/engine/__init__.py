@@ -47,6 +47,8 @@ _HOMES = {
     "Target": "adapter",
     "TensorSource": "adapter",
     "TreeSource": "source",
+    "abandon": "aside",
+    "abandon_strangers": "aside",
     "abort_parts": "parts",
     "aligned_buffer": "arena",
     "annotate": "notes",
@@ -126,6 +128,8 @@ __all__ = [
     "Target",
     "TensorSource",
     "TreeSource",
+    "abandon",
+    "abandon_strangers",
     "abort_parts",
     "aligned_buffer",
     "annotate",
@@ -199,6 +203,8 @@ if TYPE_CHECKING:
     from ckptfmt.engine.adapter import Target as Target
     from ckptfmt.engine.adapter import TensorSource as TensorSource
     from ckptfmt.engine.arena import aligned_buffer as aligned_buffer
+    from ckptfmt.engine.aside import abandon as abandon
+    from ckptfmt.engine.aside import abandon_strangers as abandon_strangers
     from ckptfmt.engine.background import Repeating as Repeating
     from ckptfmt.engine.background import SaveFuture as SaveFuture
     from ckptfmt.engine.background import follow as follow

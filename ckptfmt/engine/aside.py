@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptfmt.engine.catalog import Head, Listed, list_checkpoints, list_indexes, read_head
 from ckptfmt.engine.commit import delete_notes, still_used
+from ckptfmt.engine.coordinate import check_store_marker
 from ckptfmt.engine.notes import QUARANTINE, annotate
 from ckptfmt.errors import ConflictError, FormatError, NotFoundError, warn
 from ckptfmt.storage import Backend
@@ -19,6 +20,21 @@ def set_aside(backend: Backend, generations: Sequence[Listed], reason: str) -> N
         aside = Listed(listed.name, listed.generation, Key(f"quarantine/{name}"), listed.nbytes)
         _move(backend, listed, aside)
         _note(backend, aside, reason)
+
+
+def abandon(backend: Backend, name: str, generation: int, reason: str) -> None:
+    """`set_aside` of a name up to a generation: what was saved under it since is another line's."""
+    check_store_marker(backend)
+    found = list_checkpoints(backend).get(name, ())
+    set_aside(backend, [g for g in found if g.generation <= generation], reason)
+
+
+def abandon_strangers(backend: Backend, name: str, source: Backend, reason: str) -> None:
+    """`set_aside` of a name in a copy of a store, but for what the store itself has of it."""
+    check_store_marker(backend)
+    saves = {_txn(source, listed) for listed in list_checkpoints(source).get(name, ())}
+    found = list_checkpoints(backend).get(name, ())
+    set_aside(backend, [g for g in found if _txn(backend, g) not in saves - {None}], reason)
 
 
 def take_back(backend: Backend, name: str) -> None:
@@ -76,6 +92,12 @@ def _head(backend: Backend, listed: Listed) -> Head | None:
         return read_head(backend, listed.key, listed.nbytes)
     except (NotFoundError, FormatError):
         return None
+
+
+def _txn(backend: Backend, listed: Listed) -> bytes | None:
+    """Which save it is of; None where that cannot be read."""
+    head = _head(backend, listed)
+    return None if head is None else head.about.txn
 
 
 def _note(backend: Backend, listed: Listed, reason: str) -> None:

@@ -33,6 +33,7 @@ class Healing:
         note: Told each checkpoint passed over, with the error where there was one.
         mirror: Where a good copy may be of what is damaged here, or a newer one.
         rejected: Those passed over, newest first.
+        generations: Name -> which generation of it was passed over, of those that could be opened.
     """
 
     store: Store
@@ -40,6 +41,7 @@ class Healing:
     note: Callable[[Rejected, BaseException | None], None]
     mirror: Store | None = None
     rejected: list[Rejected] = field(default_factory=list)
+    generations: dict[str, int] = field(default_factory=dict)
     _refusal: Exception | None = None
 
     def check(self, info: CheckpointInfo) -> Callable[[Mapping[str, Any]], None] | None:
@@ -77,6 +79,8 @@ class Healing:
             self._refusal = None
             try:
                 with store.open(name) as checkpoint:
+                    if store is self.store:
+                        self.generations[name] = checkpoint.info.generation
                     bad = checkpoint.info.metadata.get(BAD_RESUMES, 0)
                     if isinstance(bad, int) and bad >= BAD_RESUMES_MAX:
                         self._reject(name, f"{bad} resumes from it in a row went wrong", None)

@@ -35,6 +35,7 @@ from ckptfmt.engine import (
 from ckptfmt.errors import NotFoundError, StorageError, UsageError, warn
 from ckptfmt.events import Event
 from ckptfmt.format import parse_codec, step_name
+from ckptfmt.manager.abandoned import Abandoned
 from ckptfmt.manager.aftermath import Aftermath, Started, log, teller
 from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.guard import LossGuard, Verdict
@@ -131,7 +132,7 @@ class Manager:
         self._aftermath = Aftermath(self.store, self._keep, verify_within_s, self._pace, self._tell)
         second = as_mirror(mirror)
         self._mirroring = Mirroring(self.store, second, self._tell) if second else None
-        self._aside: dict[str, str] = {}
+        self._abandoned = Abandoned(self.store)
         self._last: Started | None = None
         if self._mirroring is not None:
             self._mirroring.wake()  # what an earlier run left to do
@@ -227,7 +228,7 @@ class Manager:
         self.wait()
         started_s = time.monotonic()
         self._tell("restore.start")
-        known = self.store.steps()  # what others commit from now on is no line that we leave
+        self._abandoned.look()
         chosen: list[CheckpointInfo] = []
 
         def noted(checkpoint: Checkpoint) -> T:
@@ -243,11 +244,7 @@ class Manager:
         if not chosen:
             return None
         info = chosen[0]
-        self._aside = {
-            step_name(step): f"training went on from {info.name}"
-            for step in known
-            if info.step is not None and step > info.step
-        } | {bad.checkpoint: bad.reason for bad in healing.rejected}
+        self._abandoned.leave(info, healing)
         self._aftermath.pruning.was_read(info)
         self._pace.restored(info.step or 0, time.monotonic())
         self._watching.resumed(info)
@@ -322,7 +319,7 @@ class Manager:
         started_s = time.monotonic()
         self._settle()
         try:
-            self._set_aside()
+            self._abandoned.set_aside(self._mirroring)
             began_s = time.monotonic()
             self._tell("save.start", name, step)
             if self._asynchronous:
@@ -360,18 +357,6 @@ class Manager:
         """The save before is over, and what follows it; its error is raised if nobody has seen it."""
         self._wait_for_clean_up()
         settle(self.store.backend)
-
-    def _set_aside(self) -> None:
-        """Going on from an older checkpoint: the newer ones are of another line now."""
-        while self._aside:
-            name, reason = next(iter(self._aside.items()))
-            try:
-                self.store.quarantine(name, reason)
-            except NotFoundError:
-                pass  # deleted meanwhile
-            if self._mirroring is not None:
-                self._mirroring.set_aside(name, reason)
-            del self._aside[name]  # not before: where it failed, the next save tries again
 
     def _leave(self, preemption: Preemption, future: SaveFuture | None, step: int) -> None:
         """The job must go: wait for the last save, within the deadline."""

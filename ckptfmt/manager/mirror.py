@@ -10,6 +10,7 @@ from ckptfmt.engine import (
     CopyRequest,
     Repeating,
     Store,
+    abandon_strangers,
     copy_checkpoints,
     list_checkpoints,
     newest_readable,
@@ -105,10 +106,7 @@ class Mirroring:
     def _set_aside(self) -> None:
         while self._aside:
             name, reason = self._aside[0]
-            try:
-                self.store.quarantine(name, reason)
-            except NotFoundError:
-                pass  # it never got there
+            abandon_strangers(self.store.backend, name, self._source.backend, reason)
             self._done = {row for row in self._done if row[0] != name}
             self._aside.pop(0)
 

@@ -312,7 +312,7 @@ def test_the_stall_is_all_that_the_loop_waited(
     assert alarm.data["alarm"] == "stall"
     info = Store(tmp_path).latest()
     assert info is not None
-    assert info.metadata["ckptfmt.save_cost"]["stall_s"] == 7.0  # type: ignore[index,call-overload]
+    assert info.metadata["ckptfmt.save_cost"]["stall_s"] == 7.0  # type: ignore[index]
 
 
 def test_wait_says_when_the_time_is_over(tmp_path: Path) -> None:

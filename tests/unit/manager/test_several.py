@@ -53,6 +53,42 @@ def test_what_another_trainer_commits_during_a_restore_is_not_set_aside(tmp_path
     assert Store(tmp_path).steps() == [1, 2, 9]
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_what_another_trainer_saves_anew_under_an_abandoned_name_is_not_set_aside(
+    tmp_path: Path, mirrored: bool
+) -> None:
+    """Both leave steps 2 and 3; the slower one finds step 3 of the other when it goes on."""
+
+    def state(value: int) -> dict[str, Any]:
+        return {"w": np.full(50, value, np.float32)}
+
+    def reject(_: object, info: CheckpointInfo) -> None:
+        if info.metadata.get("bad"):
+            raise ArithmeticError("not this one")
+
+    mirror = tmp_path / "mirror" if mirrored else None
+    store = Store(tmp_path / "run")
+
+    def trainer() -> Manager:
+        return Manager(store.url, validate=[reject], mirror=mirror)
+
+    with trainer() as manager:
+        for step in (1, 2, 3):
+            manager.save(state(step), step=step, metadata={"bad": step > 1})
+    with trainer() as slow:
+        with pytest.warns(CkptWarning, match="not this one"):
+            assert slow.restore(state(0)).step == 1
+        with trainer() as fast:
+            with pytest.warns(CkptWarning, match="not this one"):
+                fast.restore(state(0))
+            fast.save(state(30), step=3)
+        slow.save(state(20), step=2)
+    for where in (store, *([Store(mirror)] if mirror else [])):
+        assert where.steps() == [1, 2, 3]
+        assert ckptfmt.load(where, step=3)["w"][0] == 30
+        assert [i.step for i in where.checkpoints(quarantined=True)] == [2, 3]
+
+
 def test_a_restore_sees_what_others_delete_and_commit_while_it_looks(tmp_path: Path) -> None:
     def state(value: int) -> dict[str, Any]:
         return {"w": np.full(50, value, np.float32)}

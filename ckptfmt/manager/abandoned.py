@@ -1,0 +1,51 @@
+"""What a restore leaves behind: checkpoints of a line that training does not go on with. The next save
+sets them aside; looking alone moves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckptfmt.engine import Store, abandon, list_checkpoints
+from ckptfmt.format import step_of
+from ckptfmt.manager.healing import Healing
+from ckptfmt.manager.mirror import Mirroring
+from ckptfmt.types import CheckpointInfo
+
+
+@dataclass(slots=True)
+class Abandoned:
+    """Of one manager.
+
+    A name alone does not say which line: another trainer may set the same one aside and save its step
+    anew before our next save. So each goes with the generation up to which it was seen.
+    """
+
+    store: Store
+    _known: dict[str, int] = field(default_factory=dict)
+    _aside: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """A restore begins: what others commit from now on is no line that we leave."""
+        found = list_checkpoints(self.store.backend)
+        self._known = {name: rows[-1].generation for name, rows in found.items()}
+
+    def leave(self, chosen: CheckpointInfo, healing: Healing) -> None:
+        """Training goes on from `chosen`: newer ones and those that were passed over are left."""
+        self._aside = {
+            name: (generation, f"training went on from {chosen.name}")
+            for name, generation in self._known.items()
+            if chosen.step is not None and (step_of(name) or 0) > chosen.step
+        }
+        for bad in healing.rejected:
+            name = bad.checkpoint
+            generation = max(self._known.get(name, -1), healing.generations.get(name, -1))
+            self._aside[name] = (generation, bad.reason)
+
+    def set_aside(self, mirroring: Mirroring | None) -> None:
+        """Going on: a save begins."""
+        while self._aside:
+            name, (generation, reason) = next(iter(self._aside.items()))
+            abandon(self.store.backend, name, generation, reason)
+            if mirroring is not None:
+                mirroring.set_aside(name, reason)
+            del self._aside[name]  # not before: where it failed, the next save tries again
