@@ -35,6 +35,9 @@ IMPORTERS: dict[str, ImporterRow] = {
         "",
         (".pt", ".pth", ".bin", ".ckpt", ".bin.index.json"),
     ),
+    "numpy": ImporterRow("ckptfmt.foreign.numpy:NumpyImporter", "", (".npy", ".npz")),
+    "gguf": ImporterRow("ckptfmt.foreign.gguf:GgufImporter", "", (".gguf",)),
+    "flax": ImporterRow("ckptfmt.foreign.flax:FlaxImporter", "", (".msgpack",)),
 }
 
 ENTRY_POINTS = "ckptfmt.converters"

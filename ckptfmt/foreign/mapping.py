@@ -1,0 +1,96 @@
+"""A foreign file mapped for reading, and ranges of it as arrays of a dtype."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ckptfmt.errors import CorruptError
+from ckptfmt.foreign.base import open_regular
+from ckptfmt.format import Dtype, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_CHECK_NBYTES = 16 << 20
+
+
+def corrupt(
+    form: str, what: str, reason: str, where: str, found: object = None, *, expected: object = None
+) -> CorruptError:
+    """Damage in a file of a format."""
+    return CorruptError(
+        what,
+        reason=f"{form}-{reason}",
+        where=where,
+        expected=expected,
+        found=found,
+        do="get the file again",
+    )
+
+
+def map_file(path: str, where: str, form: str) -> tuple[mmap.mmap, int]:
+    """A file without links in its path, and its bytes."""
+    descriptor, nbytes = open_regular(path, where)
+    try:
+        if not nbytes:
+            raise corrupt(form, "the file is empty", "truncated", where)
+        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ), nbytes
+    finally:
+        os.close(descriptor)
+
+
+def starts_with(path: str, magic: bytes) -> bool:
+    """Whether a regular file begins so; False for what cannot be read. A FIFO would wait."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def check_apart(spans: Iterable[tuple[int, int, str]], form: str, where: str) -> None:
+    """No two of the ranges (start, stop, name) overlap: a small file cannot be a large checkpoint."""
+    end, before = 0, ""
+    for start, stop, name in sorted(span for span in spans if span[0] < span[1]):
+        if start < end:
+            at = f"{where}[{start}:{stop}), tensor {ascii(name)[:200]}"
+            found = f"with {ascii(before)[:200]}"
+            raise corrupt(form, "two tensors overlap", "overlap", at, found)
+        end, before = stop, name
+
+
+def native(raw: NDArray[np.uint8], dtype: Dtype, *, swapped: bool) -> NDArray[Any]:
+    """Bytes as elements of a dtype of 8 bits or more, in the machine's order; read-only.
+
+    Args:
+        swapped: They stand in the other order than the machine's. Complex numbers swap by halves.
+    """
+    made = numpy_dtype(dtype)
+    width = made.itemsize // (2 if made.kind == "c" else 1)
+    if swapped and width > 1:
+        raw = raw.view(f"u{width}").byteswap().view(np.uint8)
+        raw.flags.writeable = False
+    return raw.view(made)
+
+
+def check_bools(raw: NDArray[np.uint8], form: str, where: str) -> None:
+    """Every element is 0 or 1."""
+    for start in range(0, raw.size, _CHECK_NBYTES):
+        block = raw[start : start + _CHECK_NBYTES]
+        if block.max() > 1:
+            at = start + int(np.argmax(block > 1))
+            what = "a bool is neither 0 nor 1"
+            raise corrupt(form, what, "bool", f"{where}, element {at}", int(raw[at]))
+
+
+def numel(shape: Iterable[int]) -> int:
+    """Elements, by exact integers."""
+    return math.prod(shape)

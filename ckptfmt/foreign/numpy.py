@@ -1,0 +1,92 @@
+"""NumPy's `.npy` and `.npz`: arrays are views of the mapped file; deflated ones are inflated as a
+stream. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfmt.errors import CheckpointError, UnsupportedError
+from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, tree_of
+from ckptfmt.foreign.inflating import Inflater
+from ckptfmt.foreign.mapping import map_file
+from ckptfmt.foreign.npy import HEAD_NBYTES_MAX, MAGIC, REASON, npy_tensor, parse_npy
+from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
+from ckptfmt.foreign.zip_archive import ZipArchive, ZipEntry
+
+FORMAT = "numpy"
+SUFFIX = ".npy"
+_FORTRAN_NBYTES_MAX = 256 << 20
+
+
+class NumpyImporter(Importer):
+    """Row `numpy` of IMPORTERS."""
+
+    def detect(self, path: str) -> bool:
+        if not os.path.isfile(path):  # a FIFO would wait for a writer
+            return False
+        try:
+            with open(path, "rb") as file:
+                head = file.read(len(MAGIC))
+            if not head.startswith(ZIP_MAGIC):
+                return head == MAGIC
+            entries = ZipArchive(os.path.realpath(path), path, REASON).entries
+        except (CheckpointError, OSError):
+            return False
+        return bool(entries) and all(name.endswith(SUFFIX) for name in entries)
+
+    def read(self, path: str) -> ForeignTree:
+        where = os.path.basename(path)
+        data, nbytes = map_file(os.path.realpath(path), where, REASON)
+        if data[: len(ZIP_MAGIC)] == ZIP_MAGIC or data[:4] == b"PK\5\6":
+            return _read_npz(ZipArchive(os.path.realpath(path), where, REASON))
+        header = parse_npy(data[:HEAD_NBYTES_MAX], nbytes, where)
+        read = partial(_view, data, 0)
+        return tree_of(
+            npy_tensor(header, read, f"{where}[{header.start}:{nbytes})", is_mapped=True), FORMAT
+        )
+
+
+def _view(data: mmap.mmap, base: int, start: int, nbytes: int) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8, nbytes, base + start)
+
+
+def _read_npz(archive: ZipArchive) -> ForeignTree:
+    """The arrays by their names, as `numpy.load` has them."""
+    root: dict[str, Any] = {}
+    skipped: dict[str, str] = {}
+    for entry in archive.entries.values():
+        if not entry.name.endswith(SUFFIX):
+            skipped[entry.name] = "an entry that is no array"
+            continue
+        try:
+            root[entry.name.removesuffix(SUFFIX)] = _entry_tensor(archive, entry)
+        except UnsupportedError as error:
+            skipped[entry.name.removesuffix(SUFFIX)] = f"{error.what}: {error.found}"
+    return tree_of(root, FORMAT, skipped=skipped)
+
+
+def _entry_tensor(archive: ZipArchive, entry: ZipEntry) -> ForeignTensor:
+    where = f"{archive.where}, entry {ascii(entry.name)[:200]}"
+    if archive.is_stored(entry):
+        start = archive.start_of(entry)
+        head = archive.data[start : start + min(entry.nbytes, HEAD_NBYTES_MAX)]
+        header = parse_npy(head, entry.nbytes, where)
+        read = partial(_view, archive.data, start)
+        return npy_tensor(header, read, where, is_mapped=True)
+    head = Inflater(archive, entry).read(0, min(entry.nbytes, HEAD_NBYTES_MAX)).tobytes()
+    header = parse_npy(head, entry.nbytes, where)
+    if header.is_fortran and entry.nbytes > _FORTRAN_NBYTES_MAX:
+        raise UnsupportedError(
+            "a deflated array in Fortran order, of over 256 MiB",
+            reason=f"{REASON}-order",
+            where=where,
+            found=f"{entry.nbytes} bytes",
+        )
+    return npy_tensor(header, Inflater(archive, entry).read, where, is_mapped=False)
