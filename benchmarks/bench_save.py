@@ -44,7 +44,7 @@ class Save:
         return
 
 
-PEERS = stored.factories(Save, peers.installed("save", without=("DCP default",)))
+PEERS = stored.factories(Save, peers.installed("save", without=("DCP default", "ckptfmt resumed")))
 
 
 def main() -> None:

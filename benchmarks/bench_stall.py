@@ -5,7 +5,8 @@
 `first stall`: the call that starts the first save of a process; `stall`: the second, which finds
 buffers of the first. The limit is a memcpy of the same bytes by two threads (into new memory, then
 into warm memory); torch.save is a clone of every tensor, saved in a thread; DCP has a
-stager that keeps its memory, DCP default the one that `async_save` takes if none is named.
+stager that keeps its memory, DCP default the one that `async_save` takes if none is named. "ckptfmt
+resumed" has restored its state by a Manager before.
 
 `durable` is a third save until it is durable, with nothing beside it: its CPU seconds are what a save
 takes from the training loop. `matmul` is one thread of matrix products from the start of a fourth
@@ -74,6 +75,7 @@ class Stall:
     def operations(self, folder: Path) -> dict[str, Callable[[], object]]:
         made: dict[str, Callable[[], object]] = {
             "prepare pages": lambda: stored.ready_pages(self.nbytes),
+            "prepare run": lambda: self.resume(folder / "before"),
             "first stall": lambda: self.begin(folder / "first"),
             "prepare first": lambda: self.wait(),
             "stall": lambda: self.begin(folder / "second"),
@@ -84,6 +86,10 @@ class Stall:
             made["matmul"] = lambda: self.compete(folder / "fourth", self.product)
             made["python"] = lambda: self.compete(folder / "fifth", _count)
         return made
+
+    def resume(self, folder: Path) -> None:
+        if hasattr(self.peer, "resume"):
+            self.peer.resume(self.own, folder)
 
     def begin(self, folder: Path) -> None:
         self.wait = self.peer.begin(self.own, folder)

@@ -10,6 +10,7 @@ that the program can do; a benchmark takes whoever has what it asks about.
     restore(own, folder)     into the arrays that are there
     begin(own, folder)       a save in the background: returns once `own` may change, with a function
                              that waits until it is durable
+    resume(own, folder)      what a run does that begins at a checkpoint, before its first save
     count(folder)            open, and say how many tensors there are
     part(folder, name)       one tensor of many
 
@@ -26,6 +27,7 @@ from types import ModuleType
 
 NAMES = {
     "ckptfmt": "this_package",
+    "ckptfmt resumed": "this_package_resumed",
     "safetensors": "safetensors_file",
     "torch.save": "torch_save",
     "DCP": "torch_dcp",

@@ -81,6 +81,7 @@ _HOMES = {
     "register_type": "registered",
     "remember": "lineage",
     "restore_tree": "restore",
+    "ready_staging": "background",
     "save_in_background": "background",
     "save_tree": "save",
     "select_positions": "select",
@@ -160,6 +161,7 @@ __all__ = [
     "per_rank",
     "plan_part",
     "read_tags",
+    "ready_staging",
     "register_type",
     "remember",
     "restore_tree",
@@ -208,6 +210,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.background import Repeating as Repeating
     from ckptfmt.engine.background import SaveFuture as SaveFuture
     from ckptfmt.engine.background import follow as follow
+    from ckptfmt.engine.background import ready_staging as ready_staging
     from ckptfmt.engine.background import save_in_background as save_in_background
     from ckptfmt.engine.background import settle as settle
     from ckptfmt.engine.call import settle_call as settle_call

@@ -12,12 +12,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from ckptfmt import config
-from ckptfmt.engine.arena import Arena
+from ckptfmt.engine.arena import Arena, touch
 from ckptfmt.engine.fingerprint import compare
 from ckptfmt.engine.group_save import PreparedPart, prepare_in_group
 from ckptfmt.engine.request import SaveRequest
@@ -25,6 +26,7 @@ from ckptfmt.engine.save import Prepared, prepare_save
 from ckptfmt.engine.stage import Staged, devices_of, plan_layout, stage_all
 from ckptfmt.errors import ConflictError
 from ckptfmt.events import Event
+from ckptfmt.format import BLOCK_NBYTES
 from ckptfmt.storage import Backend
 from ckptfmt.types import CheckpointInfo
 
@@ -218,6 +220,29 @@ def save_in_background(tree: object, backend: Backend, request: SaveRequest) -> 
         future._control.thread = None
         _run(future, prepared, staged, back)
     return future
+
+
+def ready_staging(nbytes: int, tensors: int) -> None:
+    """Have the system give the arena's pages meanwhile, for a state whose save is to be expected:
+    the first stall is then one copy into memory that is there.
+
+    Args:
+        nbytes: Of the state; one over the staging budget will not be staged.
+        tensors: How many it has, for the padding between them.
+    """
+    nbytes += tensors * BLOCK_NBYTES
+    if _arena.nbytes < nbytes <= config.current().staging_nbytes:
+        # No interpreter waits for it.
+        threading.Thread(target=_ready, args=(_arena, nbytes), daemon=True).start()
+
+
+def _ready(arena: Arena, nbytes: int) -> None:
+    with suppress(MemoryError):  # the save that needs it says so
+        memory = arena.take(nbytes)
+        try:
+            touch(memory.data)
+        finally:
+            arena.back(memory)
 
 
 def _run_here(future: SaveFuture, prepared: Prepared | PreparedPart) -> SaveFuture:

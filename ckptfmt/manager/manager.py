@@ -25,6 +25,7 @@ from ckptfmt.engine import (
     load_tree,
     named_leaves,
     parse_where,
+    ready_staging,
     restore_tree,
     save_in_background,
     save_tree,
@@ -182,7 +183,9 @@ class Manager:
             return restore_tree(target, source_of(checkpoint), request)
 
         report = self._search(healing, attempt, at)
-        if report is not None:
+        if report is not None and report.info is not None:
+            if self._asynchronous and not (report.missing or report.unexpected):
+                ready_staging(report.info.nbytes, report.info.tensors)
             return replace(report, rejected=healing.rejected)
         if required:
             raise NotFoundError(

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.engine import background, stage
+from ckptfmt.engine import background, stage, wait_until
+from ckptfmt.engine.arena import Arena
 from ckptfmt.errors import ConflictError, InternalError
 from ckptfmt.storage import Backend, Writer
 from ckptfmt.storage.memory import MemoryBackend
+from ckptfmt.testing import difference
 from ckptfmt.types import Key
 
 
@@ -233,3 +235,49 @@ def test_an_error_at_exit_is_printed(tmp_path: Path) -> None:
         str(tmp_path),
     )
     assert "the save of step-0000000000000005 failed" in done.stderr
+
+
+@pytest.fixture
+def arena(monkeypatch: pytest.MonkeyPatch) -> Arena:
+    fresh = Arena()
+    monkeypatch.setattr(background, "_arena", fresh)
+    return fresh
+
+
+def test_memory_is_made_ready_for_the_save_that_follows_a_restore(
+    tmp_path: Path, arena: Arena
+) -> None:
+    state = {name: np.arange(1 << 20, dtype=np.float32) for name in "abcde"}
+    with ckptfmt.Manager(tmp_path) as manager:
+        manager.restore(state)  # there is nothing yet
+        assert arena.nbytes == 0
+        manager.save(state, step=1)
+    arena.trim()
+    with ckptfmt.Manager(tmp_path) as manager:
+        manager.restore(state)
+        nbytes = sum(array.nbytes for array in state.values())
+        assert wait_until(lambda: arena.nbytes >= nbytes, timeout_s=60)
+        ready = arena.nbytes
+        state["a"][:] = 7
+        future = manager.save(state, step=2)
+        assert future is not None
+        assert arena.nbytes == ready  # it was enough, padding included
+    assert not difference(ckptfmt.load(tmp_path), state)
+
+
+def test_no_memory_is_made_ready_for_a_part_a_synchronous_save_or_too_large_a_state(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"a": np.arange(1 << 20, dtype=np.float32), "b": np.ones(3)}
+    ckptfmt.save(state, tmp_path, step=1)
+    asked: list[object] = []
+    monkeypatch.setattr(background, "_ready", lambda *given: asked.append(given))
+    with ckptfmt.Manager(tmp_path, asynchronous=False) as manager:
+        manager.restore(state)
+    with ckptfmt.Manager(tmp_path) as manager:
+        manager.restore({"b": state["b"]}, allow_unexpected="a")
+        with ckptfmt.configure(staging_nbytes=1 << 20):
+            manager.restore(state)
+        assert not asked
+        manager.restore(state)
+    assert len(asked) == 1
