@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import models
-import numpy as np
 import peers
 import report
+import resident
 import rounds
 import stored
 
@@ -45,11 +45,11 @@ class Memory:
         }
         if self.operation == "save":
             made["prepare state"] = lambda: self.fill(models.transformer(self.nbytes))
-            made["save"] = lambda: self.watch(lambda: self.peer.save(self.own, folder / "x"))
+            made["save"] = lambda: resident.watch(lambda: self.peer.save(self.own, folder / "x"))
             return made
         made["prepare state"] = lambda: self.fill(models.zeros(self.nbytes))
         made["prepare pages"] = lambda: stored.ready_pages(2 * self.nbytes)
-        made[self.operation] = lambda: self.watch(lambda: self.restore(kept))
+        made[self.operation] = lambda: resident.watch(lambda: self.restore(kept))
         if self.name == report.US:
             made["prepare proof"] = lambda: self.prove(kept)
         return made
@@ -68,34 +68,11 @@ class Memory:
         with ckptfmt.configure(staging_nbytes=staging):
             ckptfmt.restore(self.own, kept, at="bench", atomic=bool(mode))
 
-    def watch(self, call: Callable[[], object]) -> rounds.Numbers:
-        before = reset_peak()
-        call()
-        return rounds.Numbers(peak_nbytes=status_nbytes("VmHWM") - before)
-
     def prove(self, kept: Path) -> None:
         assert stored.checksum(self.own) == stored.expected(kept)
 
     def check(self, result: object) -> None:
         return
-
-
-def reset_peak() -> int:
-    """Let the high-water mark begin at what is resident now."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        np.zeros(0)  # no such file: the mark then counts from the start of the process
-    return status_nbytes("VmRSS")
-
-
-def status_nbytes(key: str) -> int:
-    """0 where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 PEERS = stored.factories(Memory, peers.installed("save", "restore"))

@@ -31,6 +31,7 @@ from ckptfmt.tensorflow.survey import Found, Survey, name_of
 from ckptfmt.tensorflow.tensors import (
     ALIASES,
     FULL_NAME,
+    adopt,
     dtype_name,
     expected_shape,
     make_tensor,
@@ -58,7 +59,9 @@ class _Assigned:
         raw = raw_variable(variable, name)
         # Restoring may be called while Keras or TensorFlow trace: the values must not end up there.
         with tf.init_scope():
-            value = make_tensor(array, name)
+            # Where memory is bounded, TensorFlow's own takes the values, which it used before: what
+            # is adopted comes on top until the old is given back to the system.
+            value = adopt(array, name) if keep else make_tensor(array, name)
             if keep:
                 self._old.append((raw, read(raw)))
             raw.assign(value)
@@ -86,7 +89,7 @@ class VariableTarget:
 
     def bind(self, staged: Staged) -> None:
         if self.name in staged:
-            value = staged[self.name]
+            value = staged.own(self.name)
             self._assigned.assign(self._variable, value, self.name, keep=staged.undoable)
 
     def undo(self) -> None:
@@ -157,7 +160,7 @@ class ObjectTarget:
             held.bind(staged)
         for name, variable in self._asked:
             if name in staged:
-                self._assigned.assign(variable, staged[name], name, keep=staged.undoable)
+                self._assigned.assign(variable, staged.own(name), name, keep=staged.undoable)
         self._settle()
 
     def undo(self) -> None:
@@ -379,7 +382,7 @@ class OptimizerTarget:
             keras_optimizer.build(self._optimizer, self._build_on)
         variables = self._variables(self._optimizer)
         for name in asked:
-            self._assigned.assign(variables[name][0], staged[name], name, keep=staged.undoable)
+            self._assigned.assign(variables[name][0], staged.own(name), name, keep=staged.undoable)
 
     def undo(self) -> None:
         self._assigned.undo()

@@ -55,6 +55,8 @@ _COPIED = frozenset(
 )
 _EXTENSION = {name: np.dtype(getattr(ml_dtypes, name)) for name in [*_COPIED, "bfloat16"]}
 _BYTES = "bytes"
+_ALIGNMENT = 64  # of memory that TensorFlow is handed
+_ADOPT_NBYTES = 64 << 10  # below, a copy costs less than the handing over
 
 FULL_NAME = "tf.full_name"
 ALIASES = "tf.aliases"
@@ -250,6 +252,27 @@ def make_tensor(array: NDArray[Any], name: str = "") -> tf.Tensor:
     if dtype == tf.string:
         return tf.constant(_as_bytes(array), dtype, shape=array.shape)
     return tf.constant(array, dtype)
+
+
+def adopt(array: NDArray[Any], name: str = "") -> tf.Tensor:
+    """A tensor with these values that takes over the array's memory where TensorFlow allows that.
+
+    The caller gives the array away. A large variable that is assigned it has no copy made.
+
+    Raises:
+        UnsupportedError: TensorFlow has no such dtype.
+    """
+    text = array.dtype.name
+    # TensorFlow 2.21 aborts the process at the first use of memory that is not aligned for it.
+    fits = array.ctypes.data % _ALIGNMENT == 0 and array.flags.c_contiguous
+    if array.nbytes < _ADOPT_NBYTES or not (fits and array.flags.writeable):
+        return make_tensor(array, name)
+    if text in _SHARED:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    if text == "bfloat16":
+        words = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
+        return tf.bitcast(words, tf.bfloat16)
+    return make_tensor(array, name)
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:

@@ -39,6 +39,7 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "bundle": ({"list", "list objects", "warm read", "convert", "save"}, set()),
     "dcp": ({"first stall", "stall", "save", "small save"}, {"nbytes"}),
+    "tensorflow": ({"save", "cold restore", "cold restore one pass"}, {"peak_nbytes"}),
     "part": ({"cold part"}, {"asked_nbytes", "disk_nbytes"}),
 }
 
