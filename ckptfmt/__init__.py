@@ -27,6 +27,7 @@ _PUBLIC = {
     "Checkpoint": "ckptfmt.engine",
     "StoredTensor": "ckptfmt.engine",
     "convert": "ckptfmt.foreign",
+    "export": "ckptfmt.foreign",
     "open_foreign": "ckptfmt.foreign",
     "Alarm": "ckptfmt.manager",
     "Manager": "ckptfmt.manager",
@@ -122,7 +123,11 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from ckptfmt.events import Event as Event
-    from ckptfmt.foreign import convert as convert, open_foreign as open_foreign
+    from ckptfmt.foreign import (
+        convert as convert,
+        export as export,
+        open_foreign as open_foreign,
+    )
     from ckptfmt.manager import (
         Alarm as Alarm,
         Decision as Decision,

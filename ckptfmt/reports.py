@@ -174,11 +174,12 @@ class ConvertReport:
 
     Attributes:
         info: The checkpoint written, or None where the destination is foreign.
-        format: The foreign format's name.
+        format: The foreign format's name; of an export the destination's.
         loaded: Names carried over as they are.
-        renamed: Foreign name -> name in the checkpoint, where they differ.
+        renamed: Foreign name -> name in the checkpoint, where they differ; of an export the reverse.
         skipped: Name -> reason, for what was not carried.
         opaque: Name -> class, for objects of unknown classes, carried as plain data.
+        transformed: Name -> what became of it, where the format holds it as something else.
         nbytes: Logical bytes carried.
     """
 
@@ -188,4 +189,5 @@ class ConvertReport:
     renamed: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     opaque: Mapping[str, str] = field(default_factory=dict)
+    transformed: Mapping[str, str] = field(default_factory=dict)
     nbytes: int = 0

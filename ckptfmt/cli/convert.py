@@ -1,4 +1,4 @@
-"""`ckptfmt convert SRC DST`: a checkpoint from a file of another format."""
+"""`ckptfmt convert SRC DST`: a checkpoint from a file of another format, and back to one."""
 
 from __future__ import annotations
 
@@ -20,24 +20,42 @@ Carry a file or folder of another format into a store: every tensor bit for
 bit, or an error and nothing written. Values are streamed, then compared
 with the source once more. A folder of shards is read as its *.index.json
 says. Nothing in the file is ever run: an object of an unknown class becomes
-the plain data it consists of."""
+the plain data it consists of.
+The other way a checkpoint becomes a file of another format: where SRC is a
+store, or DST has a suffix of such a file, or --to names the format. It is
+written beside DST, read back and compared before it has its name."""
 EPILOG = """\
 examples:
   ckptfmt convert model.safetensors runs/base
   ckptfmt convert pytorch_model.pt runs/base
   ckptfmt convert model/ runs/base --name llama --if-exists replace
   ckptfmt convert model.safetensors --list      what would be carried
-  ckptfmt convert --list                        the formats that can be read
+  ckptfmt convert --list                        the formats
+  ckptfmt convert runs/a@best model.pt --root model
+  ckptfmt convert runs/a out/ckpt-7 --to tensorbundle
+  ckptfmt convert pytorch_model.bin model.safetensors
 
 exit codes: 0 all carried, 3 something was left out with --allow-partial (it is
 listed), 12 something cannot be carried"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("src", metavar="SRC", nargs="?", help="file or folder")
-    parser.add_argument("dst", metavar="DST", nargs="?", help="store: directory or URL")
+    parser.add_argument("src", metavar="SRC", nargs="?", help="file, folder, or STORE[@NAME]")
+    parser.add_argument("dst", metavar="DST", nargs="?", help="store, or file of another format")
     parser.add_argument(
         "--from", dest="source_format", metavar="FORMAT", help="instead of finding it out"
+    )
+    parser.add_argument(
+        "--to", dest="target_format", metavar="FORMAT", help="write DST in this format"
+    )
+    parser.add_argument(
+        "--names", action="append", metavar="PATTERN", help="export these leaves; repeatable"
+    )
+    parser.add_argument(
+        "--root", default="", metavar="NAME", help="export the content of this dict or list"
+    )
+    parser.add_argument(
+        "--shard-nbytes", type=int, metavar="N", help="cut a folder of safetensors into such files"
     )
     parser.add_argument("--list", action="store_true", help="list what would be carried; no DST")
     which = parser.add_mutually_exclusive_group()
@@ -72,7 +90,80 @@ def run(args: argparse.Namespace, out: Output) -> int:
         raise UsageError(
             "SRC and DST are needed", reason="arguments", do='see "ckptfmt convert --help"'
         )
-    return _convert(args, out)
+    return _export(args, out) if _is_export(args) else _convert(args, out)
+
+
+def _is_export(args: argparse.Namespace) -> bool:
+    from ckptfmt.foreign import format_for, is_store
+
+    if args.target_format is not None or format_for(args.dst) is not None:
+        return True
+    return args.source_format is None and is_store(args.src)
+
+
+_IMPORT_ONLY = ("step", "name")
+
+
+def _export(args: argparse.Namespace, out: Output) -> int:
+    from ckptfmt.cli.where import parse_store
+    from ckptfmt.errors import UsageError
+    from ckptfmt.foreign import export, is_foreign
+
+    for option in _IMPORT_ONLY:
+        if getattr(args, option) is not None:
+            raise UsageError(
+                f"--{option} is for a checkpoint that is written",
+                reason="arguments",
+                do="name the one that is exported behind the store: STORE@NAME",
+            )
+    if args.if_exists == "keep":
+        raise UsageError(
+            "--if-exists keep is for a store", reason="arguments", do="error or replace"
+        )
+    source, at = args.src, None
+    if args.source_format is None and not is_foreign(args.src):
+        source, at = parse_store(args.src, args.storage_options, read_only=True)
+    more = {"shard_nbytes": args.shard_nbytes} if args.shard_nbytes is not None else {}
+    with out.progress("export") as progress:
+        report = export(
+            source,
+            args.dst,
+            target_format=args.target_format,
+            source_format=args.source_format,
+            at=at,
+            names=args.names,
+            root=args.root,
+            if_exists=args.if_exists or "error",
+            allow_partial=args.allow_partial,
+            progress=progress,
+            **more,
+        )
+    document = {
+        "command": "convert",
+        "source": args.src,
+        "destination": args.dst,
+        "format": report.format,
+        "loaded": list(report.loaded),
+        "renamed": dict(report.renamed),
+        "transformed": dict(report.transformed),
+        "skipped": dict(report.skipped),
+        "nbytes": report.nbytes,
+    }
+    size = f"{format_count(len(report.loaded), 'item')}, {format_nbytes(report.nbytes)}"
+    shown = [
+        f"{escape(args.dst)} ({report.format})",
+        f"  from   {escape(args.src)}",
+        f"  size   {size}",
+        "  check  read back, digests are those of the source",
+    ]
+    if report.renamed:
+        shown.append(f"  {format_count(len(report.renamed), 'name')} as the format has them")
+    out.result(document, *shown)
+    for name, what in report.transformed.items():
+        out.note(f"carried as something else: {name}: {what}")
+    for name, reason in report.skipped.items():
+        out.note(f"not carried: {name}: {reason}")
+    return PARTIAL if report.skipped else OK
 
 
 def _convert(args: argparse.Namespace, out: Output) -> int:
@@ -124,15 +215,17 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
 
 
 def _list_formats(out: Output) -> int:
-    from ckptfmt.foreign import IMPORTERS, importer_names
+    from ckptfmt.foreign import EXPORTERS, IMPORTERS, importer_names
 
-    table = Table([Column("FORMAT"), Column("SUFFIXES"), Column("NEEDS")])
+    table = Table([Column("FORMAT"), Column("SUFFIXES"), Column("NEEDS"), Column("WAYS")])
     formats = []
-    for name in importer_names():
-        row = IMPORTERS.get(name)
+    for name in dict.fromkeys([*importer_names(), *EXPORTERS]):
+        row = IMPORTERS.get(name) or EXPORTERS.get(name)
         suffixes, extra = (list(row.suffixes), row.extra) if row is not None else ([], "")
-        table.add(name, ", ".join(suffixes), f'pip install "ckptfmt[{extra}]"' if extra else "")
-        formats.append({"format": name, "suffixes": suffixes, "extra": extra})
+        ways = ["in"] * (name in importer_names()) + ["out"] * (name in EXPORTERS)
+        needs = f'pip install "ckptfmt[{extra}]"' if extra else ""
+        table.add(name, ", ".join(suffixes), needs, ", ".join(ways))
+        formats.append({"format": name, "suffixes": suffixes, "extra": extra, "ways": ways})
     out.result({"command": "convert", "formats": formats}, table)
     return OK
 

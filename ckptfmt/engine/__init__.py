@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "ABSENT": "tree",
     "FRAMEWORK": "tree",
     "ORDER_OPTIMIZER": "adapter",
     "ORDER_RNG": "adapter",
@@ -21,12 +22,15 @@ _HOMES = {
     "Adapter": "adapter",
     "Box": "adapter",
     "Captured": "adapter",
+    "CheckpointSource": "source",
     "Checkpoint": "open",
     "Comparison": "adapter",
     "CopyRequest": "copy",
     "FileGroup": "file_group",
+    "FileStream": "stream",
     "Fill": "fill",
     "FlatTree": "tree",
+    "GroupedArrays": "source",
     "MatchBy": "adapter",
     "Matcher": "select",
     "Memory": "adapter",
@@ -35,6 +39,7 @@ _HOMES = {
     "PartsTicket": "parts",
     "PerRank": "ranks",
     "Repeating": "background",
+    "Reporter": "progress",
     "RestoreRequest": "restore",
     "SaveFuture": "background",
     "SaveOptions": "plan",
@@ -88,13 +93,13 @@ _HOMES = {
     "settle": "background",
     "settle_call": "call",
     "source_of": "restore",
-    "unflatten": "tree",
     "wait_until": "group",
     "whole_number": "where",
     "write_part": "parts",
 }
 
 __all__ = [
+    "ABSENT",
     "FRAMEWORK",
     "ORDER_OPTIMIZER",
     "ORDER_RNG",
@@ -104,11 +109,14 @@ __all__ = [
     "Box",
     "Captured",
     "Checkpoint",
+    "CheckpointSource",
     "Comparison",
     "CopyRequest",
     "FileGroup",
+    "FileStream",
     "Fill",
     "FlatTree",
+    "GroupedArrays",
     "MatchBy",
     "Matcher",
     "Memory",
@@ -117,6 +125,7 @@ __all__ = [
     "PartsTicket",
     "PerRank",
     "Repeating",
+    "Reporter",
     "RestoreRequest",
     "SaveFuture",
     "SaveOptions",
@@ -171,7 +180,6 @@ __all__ = [
     "settle",
     "settle_call",
     "source_of",
-    "unflatten",
     "wait_until",
     "whole_number",
     "write_part",
@@ -244,6 +252,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.parts import plan_part as plan_part
     from ckptfmt.engine.parts import write_part as write_part
     from ckptfmt.engine.plan import SaveOptions as SaveOptions
+    from ckptfmt.engine.progress import Reporter as Reporter
     from ckptfmt.engine.ranks import PerRank as PerRank
     from ckptfmt.engine.ranks import per_rank as per_rank
     from ckptfmt.engine.registered import register_type as register_type
@@ -256,14 +265,17 @@ if TYPE_CHECKING:
     from ckptfmt.engine.select import nearest as nearest
     from ckptfmt.engine.select import select_positions as select_positions
     from ckptfmt.engine.sharded import Sharded as Sharded
+    from ckptfmt.engine.source import CheckpointSource as CheckpointSource
+    from ckptfmt.engine.source import GroupedArrays as GroupedArrays
     from ckptfmt.engine.source import TreeSource as TreeSource
     from ckptfmt.engine.stage import copy_arrays as copy_arrays
     from ckptfmt.engine.store import Store as Store
+    from ckptfmt.engine.stream import FileStream as FileStream
+    from ckptfmt.engine.tree import ABSENT as ABSENT
     from ckptfmt.engine.tree import FRAMEWORK as FRAMEWORK
     from ckptfmt.engine.tree import FlatTree as FlatTree
     from ckptfmt.engine.tree import container_row as container_row
     from ckptfmt.engine.tree import flatten as flatten
-    from ckptfmt.engine.tree import unflatten as unflatten
     from ckptfmt.engine.walk import named_leaves as named_leaves
     from ckptfmt.engine.where import parse_where as parse_where
     from ckptfmt.engine.where import whole_number as whole_number

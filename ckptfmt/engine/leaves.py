@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -58,10 +58,18 @@ def nest(
 
 
 def build_tree(
-    names: Sequence[str], leaves: Sequence[object], containers: Sequence[tuple[str, str, bytes]]
+    names: Sequence[str],
+    leaves: Sequence[object],
+    containers: Iterable[tuple[str, str, bytes]],
+    *,
+    partial: bool = False,
+    makers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+    registered: bool = True,
 ) -> Any:
-    """The tree of leaves that another process flattened; `containers` as in a `FlatTree`."""
-    return unflatten(names, leaves, {name: (kind, data) for name, kind, data in containers})
+    """The tree of leaves that another process flattened; `containers` as in a `FlatTree`, the rest
+    as in `unflatten`."""
+    rows = {name: (kind, data) for name, kind, data in containers}
+    return unflatten(names, leaves, rows, partial=partial, makers=makers, registered=registered)
 
 
 def attributes_by_row(

@@ -1,6 +1,7 @@
 """Files of other formats. An *importer* reads one as a tree of lazy leaves; saving stays the engine's.
 
-`convert` carries such a file into a store; `open_foreign` makes it a source for load and restore.
+`convert` carries such a file into a store, `export` the other way; `open_foreign` makes it a source
+for load and restore.
 """
 
 from __future__ import annotations
@@ -14,10 +15,19 @@ from ckptfmt.foreign.base import (
     tree_of,
 )
 from ckptfmt.foreign.conversion import convert, same_digests
+from ckptfmt.foreign.exporters import export, is_foreign, is_store
 from ckptfmt.foreign.opening import ForeignCheckpoint, open_foreign
-from ckptfmt.foreign.registry import IMPORTERS, detect_format, importer_names, read_foreign
+from ckptfmt.foreign.registry import (
+    EXPORTERS,
+    IMPORTERS,
+    detect_format,
+    format_for,
+    importer_names,
+    read_foreign,
+)
 
 __all__ = [
+    "EXPORTERS",
     "IMPORTERS",
     "ForeignCheckpoint",
     "ForeignContainer",
@@ -27,7 +37,11 @@ __all__ = [
     "Importer",
     "convert",
     "detect_format",
+    "export",
+    "format_for",
     "importer_names",
+    "is_foreign",
+    "is_store",
     "open_foreign",
     "read_foreign",
     "same_digests",

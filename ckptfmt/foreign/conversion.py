@@ -110,7 +110,7 @@ def _check_complete(
             f"{len(tree.opaque)} objects are of classes that are code",
             reason="foreign-opaque",
             where=os.fspath(path),
-            found=_listed({name or "the root": of for name, of in tree.opaque.items()}),
+            found=listed({name or "the root": of for name, of in tree.opaque.items()}),
             do='unknown="opaque" (--unknown opaque) carries the plain data they consist of',
         )
     if tree.skipped and not allow_partial:
@@ -118,12 +118,13 @@ def _check_complete(
             f"{len(tree.skipped)} items cannot be carried",
             reason="foreign-partial",
             where=os.fspath(path),
-            found=_listed(tree.skipped),
+            found=listed(tree.skipped),
             do="allow_partial=True (--allow-partial) carries the rest",
         )
 
 
-def _listed(reasons: Mapping[str, str]) -> str:
+def listed(reasons: Mapping[str, str]) -> str:
+    """The first few of them, for a message."""
     shown = [f"{name}: {reason}" for name, reason in islice(reasons.items(), _LISTED_MAX)]
     more = len(reasons) - len(shown)
     return "; ".join(shown) + (f" and {more:,} more" if more else "")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptfmt.errors import MissingExtraError, NotFoundError, UnsupportedError, UsageError
 from ckptfmt.foreign.base import ForeignTree, Importer
 from ckptfmt.types import StrPath
+
+if TYPE_CHECKING:
+    from ckptfmt.foreign.exporters.base import Exporter
 
 
 class ImporterRow(NamedTuple):
@@ -122,3 +125,54 @@ def read_foreign(path: StrPath, *, source_format: str | None = None) -> ForeignT
     """The tree of a foreign file or folder, its values unread."""
     _, importer = find_importer(os.fspath(path), source_format)
     return importer.read(os.fspath(path))
+
+
+class ExporterRow(NamedTuple):
+    """Where an exporter is, the extra that it needs ("" for none), and the suffixes it answers to."""
+
+    target: str
+    extra: str
+    suffixes: tuple[str, ...]
+
+
+EXPORTERS: dict[str, ExporterRow] = {
+    "safetensors": ExporterRow(
+        "ckptfmt.foreign.exporters.safetensors:SafetensorsExporter", "", (".safetensors",)
+    ),
+    "pytorch": ExporterRow(
+        "ckptfmt.foreign.exporters.pytorch:PytorchExporter", "", (".pt", ".pth", ".bin", ".ckpt")
+    ),
+}
+
+
+def format_for(path: str) -> str | None:
+    """The format that a destination's suffix means, or None."""
+    matches = [
+        (len(suffix), name)
+        for name, row in EXPORTERS.items()
+        for suffix in row.suffixes
+        if path.lower().endswith(suffix)
+    ]
+    return max(matches)[1] if matches else None
+
+
+def find_exporter(path: str, target_format: str | None) -> tuple[str, Exporter]:
+    """The exporter to a destination: of the named format, else of the one that its suffix means.
+
+    Raises:
+        UsageError: There is no such format, or the suffix means none.
+    """
+    name = target_format or format_for(path)
+    row = EXPORTERS.get(name or "")
+    if name is None or row is None:
+        raise UsageError(
+            "no format to export to" if name is None else "no such format to export to",
+            reason="foreign-format",
+            where=path,
+            expected=f"one of {', '.join(EXPORTERS)}",
+            found=repr(name) if name is not None else None,
+            do="name the format (--to, target_format=)",
+        )
+    module, _, attribute = row.target.partition(":")
+    made: Exporter = getattr(importlib.import_module(module), attribute)(path)
+    return name, made

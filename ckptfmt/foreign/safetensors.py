@@ -52,6 +52,11 @@ class SafetensorsImporter(Importer):
         return head[LENGTH_NBYTES:] == b"{" and 2 <= length <= HEADER_NBYTES_MAX
 
     def read(self, path: str) -> ForeignTree:
+        from ckptfmt.foreign.safetensors_tree import with_tree
+
+        return with_tree(self._read(path), os.path.basename(path))
+
+    def _read(self, path: str) -> ForeignTree:
         # Imported here: the folder reader needs this module's single files.
         from ckptfmt.foreign.safetensors_folder import read_folder
 
@@ -73,7 +78,7 @@ class SafetensorsImporter(Importer):
             return read_folder(path, indexes[0])
         files = [name for name in names if name.endswith(SUFFIX)]
         if not indexes and len(files) == 1:
-            return self.read(check_inside(path, files[0], where=path))
+            return self._read(check_inside(path, files[0], where=path))
         raise UsageError(
             "the folder does not say what to read",
             reason=f"{REASON}-folder",

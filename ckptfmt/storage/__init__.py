@@ -11,8 +11,9 @@ Every backend passes `ckptfmt.testing.BackendSuite`. Spec: 02-store.
 from __future__ import annotations
 
 from ckptfmt.storage.base import Backend, Buffer, Capabilities, Entry, Writer
+from ckptfmt.storage.failures import from_write_error
 from ckptfmt.storage.keys import check_key
-from ckptfmt.storage.process import Process, is_abandoned_temporary
+from ckptfmt.storage.process import Process, is_abandoned_temporary, temporary_name
 from ckptfmt.storage.registry import BACKENDS, open_backend
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "Process",
     "Writer",
     "check_key",
+    "from_write_error",
     "is_abandoned_temporary",
     "open_backend",
+    "temporary_name",
 ]

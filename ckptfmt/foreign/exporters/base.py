@@ -1,0 +1,112 @@
+"""What an exporter is: it says what its format can hold of a tree, writes it, and finds it again.
+
+Placing, durability, names and comparison stay `exporting`'s work. What the format cannot hold is
+listed in `skipped`; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.exporters.staging import Staging, split_destination
+from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value
+from ckptfmt.foreign.registry import read_foreign
+
+
+@dataclass(slots=True)
+class ExportPlan:
+    """What goes into the file.
+
+    Attributes:
+        tree: All of the source.
+        tensors: Those that are carried, in the order in which they are written.
+        names: Name of a leaf -> its name in the file, for every leaf that is carried.
+        dtypes: Name of a leaf -> dtype of what the importer finds, where it is another one.
+        skipped: Name -> why it is not carried.
+        transformed: Name -> what became of it, where that is not what it was.
+        metadata: What is written beside the tensors.
+        state: What else the exporter remembers.
+    """
+
+    tree: ExportTree
+    tensors: list[ExportTensor] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    transformed: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    state: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def skip(self, tensor: ExportTensor, reason: str) -> None:
+        self.skipped.update(dict.fromkeys(tensor.names, reason))
+
+    def stored(self, tensor: ExportTensor) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape that the importer is to find."""
+        return self.dtypes.get(tensor.name, tensor.dtype), tensor.shape
+
+    def values(self) -> list[tuple[str, Any]]:
+        """The plain values by name."""
+        return [(n, leaf.value) for n, leaf in self.tree.leaves.items() if isinstance(leaf, Value)]
+
+
+class Exporter(ABC):
+    """One destination of one foreign format.
+
+    Attributes:
+        shape: What an export is: a file, or several of one prefix; or a folder.
+        parent, name: Of the destination.
+    """
+
+    format: str
+    shape: Literal["file", "folder"] = "file"
+
+    def __init__(self, dst: str) -> None:
+        self.parent, self.name = split_destination(dst)
+
+    @abstractmethod
+    def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
+        """What is carried, under which names. Writes nothing.
+
+        Args:
+            options: `shard_nbytes` and what else an exporter knows.
+        Raises:
+            UnsupportedError: The format has no names for these leaves.
+        """
+
+    @abstractmethod
+    def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
+        """Write all of it.
+
+        Returns:
+            (name in the staging folder, final name), in the order in which they are to be given;
+            of a folder nothing.
+        """
+
+    @abstractmethod
+    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
+        """What the file that was written says: name of a leaf -> tensor. By the importer."""
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.parent, self.name)
+
+    def targets(self) -> Sequence[str]:
+        """Paths that must not be there already."""
+        return [self.path]
+
+    def published(self) -> None:  # noqa: B027  (most formats need nothing)
+        """Called when all files have their names."""
+
+
+def read_written(path: str, file_format: str) -> Mapping[str, ForeignTensor]:
+    """What the importer of a format finds in a file."""
+    return read_foreign(path, source_format=file_format).tensors

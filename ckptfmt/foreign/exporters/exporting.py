@@ -1,0 +1,210 @@
+"""`export`: a checkpoint becomes a file of another format, which is read back before it has its name."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
+
+from ckptfmt.engine import Checkpoint, Reporter, Store, api, parse_where
+from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
+from ckptfmt.events import Event, Progress
+from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.conversion import listed
+from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
+from ckptfmt.foreign.exporters.staging import Staging, taken, writing
+from ckptfmt.foreign.exporters.tree import (
+    ExportTree,
+    digest_of,
+    tree_of_checkpoint,
+    tree_of_foreign,
+)
+from ckptfmt.foreign.opening import ForeignCheckpoint
+from ckptfmt.foreign.registry import detect_format, find_exporter, read_foreign
+from ckptfmt.reports import ConvertReport
+from ckptfmt.types import At, Select, StrPath
+
+
+def export(
+    src: StrPath | Store | Checkpoint | ForeignCheckpoint,
+    dst: StrPath,
+    *,
+    target_format: str | None = None,
+    source_format: str | None = None,
+    step: int | None = None,
+    at: At | None = None,
+    names: Select | None = None,
+    root: str = "",
+    if_exists: Literal["error", "replace"] = "error",
+    shard_nbytes: int = 5_000_000_000,
+    progress: Progress = False,
+    allow_partial: bool = False,
+) -> ConvertReport:
+    """Write a checkpoint as a file or folder of another format: every leaf, or an error.
+
+    Values are streamed into a hidden folder beside `dst`, made durable, read back by the importer
+    of that format and compared by digest; only then `dst` appears, all at once.
+
+    Args:
+        src: A store (`runs/a`, `runs/a@best`), a checkpoint, or a file of another format.
+        dst: A local path; its suffix says which format, unless `target_format` does.
+        source_format: Take `src` for a file of this format, instead of finding out what it is.
+        step, at: Which checkpoint of a store; the latest if neither is given.
+        names: Take part.
+        root: A container whose content is the whole that is exported: `root="model"` makes
+            `encoder.0.weight` of `model/encoder.0.weight`.
+        if_exists: "replace" takes the place of what is there, if that is of the same format.
+        shard_nbytes: A folder of safetensors is cut into files of at most this; by default
+            what the Hugging Face hub does.
+        allow_partial: Go on where something cannot be carried; the report's `skipped` names it.
+    Returns:
+        A report whose `info` is None and whose `renamed` maps leaf names to names in the file.
+    Raises:
+        UnsupportedError: A leaf cannot be carried; it is named, and nothing was written.
+        ExistsError: `dst` is there.
+        CorruptError: A chunk of the source is damaged, or what was written reads back otherwise.
+    """
+    if if_exists not in ("error", "replace"):
+        raise UsageError(
+            "not a legal choice",
+            reason="if-exists",
+            expected="error or replace",
+            found=repr(if_exists),
+        )
+    file_format, exporter = find_exporter(os.fspath(dst), target_format)
+    replace = if_exists == "replace"
+    _check_free(exporter, replace=replace)
+    with _open(src, source_format, step, at) as source:
+        tree = _tree(source, names, root)
+        plan = exporter.plan(tree, {"shard_nbytes": shard_nbytes})
+        _check_complete(plan, file_format, allow_partial=allow_partial)
+        with Staging(exporter.parent) as staging:
+            with Reporter(progress, "export", plan.nbytes) as reporter, writing(os.fspath(dst)):
+                tree.on_progress(reporter.advance)
+                final = exporter.write(plan, staging)
+            _check(plan, exporter.read_back(plan, staging), progress)
+            if exporter.shape == "folder":
+                staging.publish_folder(exporter.name, replace=replace)
+            else:
+                staging.publish_files(final, replace=replace)
+                exporter.published()
+    return ConvertReport(
+        info=None,
+        format=file_format,
+        loaded=list(plan.names),
+        renamed={ours: theirs for ours, theirs in plan.names.items() if ours != theirs},
+        skipped=plan.skipped,
+        transformed=plan.transformed,
+        nbytes=plan.nbytes,
+    )
+
+
+def _open(
+    src: StrPath | Store | Checkpoint | ForeignCheckpoint,
+    source_format: str | None,
+    step: int | None,
+    at: At | None,
+) -> Checkpoint | ForeignCheckpoint:
+    if isinstance(src, Checkpoint | ForeignCheckpoint):
+        return src
+    if source_format is None and (isinstance(src, Store) or not is_foreign(src)):
+        return api.open(src, step=step, at=at)
+    if isinstance(src, Store) or step is not None or at is not None:
+        raise UsageError(
+            "a file of another format has no steps",
+            reason="source-format",
+            where=str(src),
+            do="leave out step= and at=, or source_format=",
+        )
+    path = os.fspath(src)
+    return ForeignCheckpoint(path, read_foreign(path, source_format=source_format))
+
+
+def _tree(source: Checkpoint | ForeignCheckpoint, names: Select | None, root: str) -> ExportTree:
+    if isinstance(source, Checkpoint):
+        return tree_of_checkpoint(source, names=names, root=root)
+    return tree_of_foreign(source, names=names, root=root)
+
+
+def is_store(path: StrPath) -> bool:
+    """Whether `STORE[@WHICH]` is a store of this machine."""
+    return os.path.isdir(os.path.join(parse_where(path)[0].url, "checkpoints"))
+
+
+def is_foreign(path: StrPath) -> bool:
+    """Whether a path is a file or folder of another format, and no store."""
+    return not is_store(path) and detect_format(os.fspath(path)) is not None
+
+
+def _check_free(exporter: Exporter, *, replace: bool) -> None:
+    """Before hours of work: the name is free, or what has it may be replaced."""
+    there = [path for path in exporter.targets() if os.path.lexists(path)]
+    if not there:
+        return
+    path = there[0]
+    if exporter.shape == "folder" and os.path.isdir(path) and not os.listdir(path):
+        return
+    if not replace:
+        raise taken(path)
+    known = detect_format(path) == exporter.format
+    if (exporter.shape == "folder") != os.path.isdir(path) or (os.path.isdir(path) and not known):
+        raise UsageError(
+            "what is there is no export of this format",
+            reason="export",
+            where=path,
+            expected=exporter.format,
+            do="choose another name, or remove it yourself",
+        )
+
+
+def _check_complete(plan: ExportPlan, file_format: str, *, allow_partial: bool) -> None:
+    if plan.skipped and not allow_partial:
+        raise UnsupportedError(
+            f"{len(plan.skipped)} leaves cannot be carried",
+            reason="export-partial",
+            where=f"{plan.tree.title} to {file_format}",
+            found=listed(plan.skipped),
+            do="allow_partial=True (--allow-partial) carries the rest; names= and root= choose",
+        )
+    if not plan.names:
+        raise UnsupportedError(
+            "nothing is left to be carried",
+            reason="export-empty",
+            where=f"{plan.tree.title} to {file_format}",
+            found=listed(plan.skipped) or None,
+        )
+
+
+def _check(plan: ExportPlan, found: Mapping[str, ForeignTensor], progress: Progress) -> None:
+    """Compare what the written file says with what the source held."""
+    done, total = 0, plan.nbytes
+    for tensor in plan.tensors:
+        known: dict[Hashable, bytes] = {}
+        for name in tensor.names:
+            if name not in plan.names:
+                continue
+            back = found.get(name)
+            if back is None or (back.dtype, back.shape) != plan.stored(tensor):
+                raise _differs(name, plan.stored(tensor), back)
+            identity = back.identity or name
+            if identity not in known:
+                known[identity] = digest_of(back)
+            if known[identity] != tensor.digest:
+                raise _differs(name, "the values of the source", back)
+        done += tensor.nbytes
+        if callable(progress):
+            progress(Event("check", time.time(), nbytes=done, total_nbytes=total))
+
+
+def _differs(name: str, expected: Any, found: ForeignTensor | None) -> CorruptError:
+    return CorruptError(
+        "what was written reads back otherwise",
+        reason="export-changed",
+        where=name,
+        expected=expected,
+        found="no such tensor"
+        if found is None
+        else f"{found.dtype} {found.shape} at {found.where}",
+        do="nothing was published: check memory and disk, and export again",
+    )

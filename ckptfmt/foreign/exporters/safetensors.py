@@ -1,0 +1,197 @@
+"""`.safetensors`: one file, or a folder of shards with its `*.index.json`. Our own writer.
+
+Names are keys joined by dots, as models are named there. A tied tensor stands once; the metadata
+maps its other names to that one, as the format's library does for torch. What that leaves out of a
+tree stands in the metadata too (`safetensors_tree`), so that an import gives the same tree again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptfmt.errors import UnsupportedError
+from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
+from ckptfmt.foreign.exporters.names import joined_names
+from ckptfmt.foreign.exporters.staging import Staging
+from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value, packed_halves, raw_bytes
+from ckptfmt.foreign.safetensors_header import DTYPES, HEADER_NBYTES_MAX, LENGTH_NBYTES
+from ckptfmt.foreign.safetensors_tree import RECORD_NBYTES_MAX, TREE_KEY, pack_record
+
+SUFFIX = ".safetensors"
+INDEX = "model.safetensors.index.json"
+_NAMES = {ours: name for name, (ours, bits) in DTYPES.items() if bits != 6}
+_BITS = dict(DTYPES.values())
+
+
+class SafetensorsExporter(Exporter):
+    """Row `safetensors` of EXPORTERS. A destination without the suffix is a folder."""
+
+    format = "safetensors"
+
+    def __init__(self, dst: str) -> None:
+        super().__init__(dst)
+        self.shape = "file" if dst.endswith(SUFFIX) else "folder"
+
+    def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
+        plan = ExportPlan(tree, state=int(options["shard_nbytes"]))
+        for tensor in tree.tensors:
+            if tensor.dtype not in _NAMES:
+                plan.skip(tensor, f"the format has no dtype {tensor.dtype}")
+            elif tensor.size * _BITS[tensor.dtype] % 8:
+                plan.skip(tensor, f"an odd number of elements of {tensor.dtype}")
+            else:
+                plan.tensors.append(tensor)
+        carried = [name for tensor in plan.tensors for name in tensor.names]
+        joined = joined_names(carried, ".")
+        for tensor in plan.tensors:
+            for name in tensor.names:
+                plan.names[name] = joined[tensor.name]
+                if name != tensor.name:
+                    plan.transformed[name] = f"a note that it is {joined[tensor.name]}"
+        plan.names.update({name: f"{TREE_KEY} in the metadata" for name, _ in plan.values()})
+        plan.metadata = _metadata(plan, joined)
+        return plan
+
+    def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
+        if self.shape == "file":
+            _write_file(plan, plan.tensors, staging, self.name, plan.metadata)
+            return [(self.name, self.name)]
+        shards = _shards(plan)
+        names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+        if len(shards) == 1:
+            names = ["model.safetensors"]
+        for number, (name, shard) in enumerate(zip(names, shards)):
+            head = plan.metadata if number == 0 else {"format": plan.metadata["format"]}
+            _write_file(plan, shard, staging, name, head)
+        if len(shards) > 1:
+            index = {
+                "metadata": {"total_size": sum(_nbytes(t) for t in plan.tensors)},
+                "weight_map": {
+                    plan.names[tensor.name]: name
+                    for name, shard in zip(names, shards)
+                    for tensor in shard
+                },
+            }
+            staging.put(INDEX, json.dumps(index, indent=2).encode())
+        return []
+
+    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
+        path = staging.path(self.name) if self.shape == "file" else staging.folder
+        return read_written(path, self.format)
+
+
+def _metadata(plan: ExportPlan, joined: Mapping[str, str]) -> dict[str, str]:
+    made = {
+        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in plan.tree.metadata.items()
+    }
+    made.setdefault("format", "pt")
+    for tensor in plan.tensors:
+        for name in tensor.names[1:]:
+            made.setdefault(joined[name], joined[tensor.name])
+    record = _record(plan)
+    if record:
+        made[TREE_KEY] = record
+    if sum(len(text.encode()) for text in made.values()) > RECORD_NBYTES_MAX:
+        raise UnsupportedError(
+            "names, values and metadata are too long for a header of safetensors",
+            reason="export-metadata",
+            where=plan.tree.title,
+            expected=f"at most {RECORD_NBYTES_MAX} bytes",
+            do="choose a part: names= or root=",
+        )
+    return made
+
+
+def _record(plan: ExportPlan) -> str:
+    """The tree, where the names in the file are not all there is to say."""
+    from ckptfmt.engine import flatten
+    from ckptfmt.format import escape_key, pack_value
+
+    tree = plan.tree
+    leaves: list[tuple[str, str | None, bytes]] = []
+    plain = not tree.containers
+    for name, leaf in tree.leaves.items():
+        if name not in plan.names:
+            continue
+        if isinstance(leaf, Value):
+            flat = flatten(leaf.value)
+            data = flat.values[0] if flat.values else flat.tensors[0].fetch().tobytes()
+            leaves.append((name, None, data))
+            plain = False
+        else:
+            marks = pack_value(dict(leaf.attributes)) if leaf.attributes else b""
+            leaves.append((name, plan.names[name], marks))
+            plain = plain and not marks and name == escape_key(plan.names[name])
+    if plain:
+        return ""
+    carried = {name[:i] for name, _, _ in leaves for i, c in enumerate(name) if c == "/"} | {""}
+    containers = [
+        (name, kind, argument, pack_value(marks) if marks else b"")
+        for name, (kind, argument) in tree.containers.items()
+        if name in carried
+        for marks in [tree.container_attributes.get(name)]
+    ]
+    return pack_record(leaves, containers)
+
+
+def _nbytes(tensor: ExportTensor) -> int:
+    return tensor.size * _BITS[tensor.dtype] // 8
+
+
+def _shards(plan: ExportPlan) -> list[list[ExportTensor]]:
+    """Neighbours together, up to the size that was asked for."""
+    limit: int = plan.state
+    shards: list[list[ExportTensor]] = [[]]
+    left = limit
+    for tensor in plan.tensors:
+        if shards[-1] and _nbytes(tensor) > left:
+            shards.append([])
+            left = limit
+        shards[-1].append(tensor)
+        left -= _nbytes(tensor)
+    return shards
+
+
+def _write_file(
+    plan: ExportPlan,
+    tensors: Sequence[ExportTensor],
+    staging: Staging,
+    name: str,
+    metadata: Mapping[str, str],
+) -> None:
+    # Wide elements first: all are aligned then, without gaps, which the format forbids.
+    ordered = sorted(tensors, key=lambda t: -_BITS[t.dtype])
+    starts, position = {}, 0
+    for tensor in ordered:
+        starts[tensor.row] = position
+        position += _nbytes(tensor)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for tensor in tensors:
+        start = starts[tensor.row]
+        header[plan.names[tensor.name]] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, start + _nbytes(tensor)],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_NBYTES)
+    if len(text) > HEADER_NBYTES_MAX:
+        raise UnsupportedError(
+            "the header is too long",
+            reason="export-metadata",
+            where=os.path.basename(name),
+            expected=f"at most {HEADER_NBYTES_MAX} bytes",
+            found=len(text),
+            do="choose a part: names= or root=",
+        )
+    with staging.stream(name, LENGTH_NBYTES + len(text) + position) as stream:
+        stream.put(len(text).to_bytes(LENGTH_NBYTES, "little"))
+        stream.put(text)
+        for tensor, pieces in plan.tree.read(ordered):
+            for raw in packed_halves(pieces) if _BITS[tensor.dtype] == 4 else pieces:
+                stream.put(raw_bytes(raw))

@@ -1,0 +1,323 @@
+"""What is exported: the leaves of a checkpoint or of a foreign file, their values in pieces.
+
+Values are digested as they are handed out, so that the file that was written can be compared with
+what the source held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ckptfmt.engine import (
+    Checkpoint,
+    CheckpointSource,
+    GroupedArrays,
+    StoredLeaf,
+    TreeSource,
+    build_tree,
+)
+from ckptfmt.errors import NotFoundError
+from ckptfmt.foreign.streaming import is_streamed
+from ckptfmt.format import Hasher, dtype_named, hasher, numpy_dtype, pack_array
+from ckptfmt.types import Select
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptfmt.foreign.base import ForeignTensor
+    from ckptfmt.foreign.opening import ForeignCheckpoint
+
+Array: TypeAlias = "NDArray[Any]"
+PIECE_NBYTES = 64 << 20
+"""A tensor above this is read in pieces; memory is a few of them."""
+_ALGORITHM = "xxh3-128"
+
+
+@dataclass(slots=True, eq=False)
+class ExportTensor:
+    """A tensor, whatever number of names it has.
+
+    Attributes:
+        names: Of the leaves that are this tensor, the first one first.
+        row: Its number in the source.
+        dtype: Name in our format.
+        attributes: Of the first leaf.
+        digest: Of its values, once they have been handed out.
+    """
+
+    names: list[str]
+    row: int
+    dtype: str
+    shape: tuple[int, ...]
+    attributes: Mapping[str, object]
+    digest: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Of the pieces; that of an unknown dtype is void."""
+        known = dtype_named(self.dtype)
+        return np.dtype("V1") if known is None else numpy_dtype(known)
+
+    @property
+    def is_variable(self) -> bool:
+        """Text or bytes of any length: no fixed size."""
+        return self.dtype in ("string", "bytes")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its pieces together: types under 8 bits take a byte an element. 0 if it is variable."""
+        return 0 if self.is_variable else self.size * self.numpy_dtype.itemsize
+
+
+@dataclass(slots=True)
+class ExportTree:
+    """All that is to be exported.
+
+    Attributes:
+        leaves: Name -> tensor, or the plain value in a `Value`, in the order of the tree.
+        tensors: Each once, by first use.
+        containers: Name -> (kind, packed argument), for inner nodes that are no plain dict.
+        container_attributes: Name -> attributes of a container.
+        metadata: The checkpoint's.
+    """
+
+    leaves: dict[str, ExportTensor | Value]
+    tensors: list[ExportTensor]
+    containers: dict[str, tuple[str, bytes]]
+    container_attributes: dict[str, dict[str, Any]]
+    metadata: Mapping[str, object]
+    title: str
+    _open: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Array]]]
+    _advance: Callable[[int], None] = field(default=lambda nbytes: None)
+
+    def on_progress(self, advance: Callable[[int], None]) -> None:
+        """Tell `advance` how many bytes were handed out."""
+        self._advance = advance
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def read(
+        self, tensors: Sequence[ExportTensor]
+    ) -> Iterator[tuple[ExportTensor, Iterator[Array]]]:
+        """The tensors in this order, each with its values: boxes in C order, which are to be taken
+        before the next tensor is asked for."""
+        for tensor, pieces in zip(tensors, self._open(tensors), strict=True):
+            yield tensor, self._counted(tensor, pieces)
+
+    def _counted(self, tensor: ExportTensor, pieces: Iterator[Array]) -> Iterator[Array]:
+        digest = hasher(_ALGORITHM)
+        for piece in pieces:
+            feed(digest, piece)
+            yield piece
+            self._advance(piece.nbytes)
+        tensor.digest = digest.digest()
+
+    def nested(
+        self,
+        leaf: Callable[[str, ExportTensor | Value], Any],
+        makers: Mapping[str, Callable[[Any], Any]],
+    ) -> Any:
+        """The nested tree, with `leaf(name, ...)` for each leaf. `makers`: container -> what makes
+        one object of it."""
+        made = [leaf(name, item) for name, item in self.leaves.items()]
+        rows = [(name, kind, argument) for name, (kind, argument) in self.containers.items()]
+        return build_tree(
+            list(self.leaves), made, rows, partial=True, makers=makers, registered=False
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A leaf that is a plain value."""
+
+    value: Any
+
+
+def feed(digest: Hasher, piece: Array) -> None:
+    """Bytes of a piece, however the tensor is cut into pieces."""
+    if piece.dtype.kind in "OT":
+        digest.update(pack_array(piece))
+    elif piece.size:
+        digest.update(raw_bytes(piece))
+
+
+def raw_bytes(piece: Array) -> NDArray[np.uint8]:
+    """The bytes of values as they lie in memory in C order; no copy where they lie so."""
+    flat = np.ascontiguousarray(piece).reshape(-1)
+    if flat.dtype.byteorder == ">":
+        flat = flat.astype(flat.dtype.newbyteorder("<"))
+    return flat.view(np.ndarray).view(np.uint8)
+
+
+def packed_halves(pieces: Iterable[Array]) -> Iterator[NDArray[np.uint8]]:
+    """Elements of 4 bits, an even number of them: two a byte, the first in the low bits."""
+    rest = np.empty(0, np.uint8)
+    for piece in pieces:
+        raw = np.concatenate([rest, raw_bytes(piece)]) if rest.size else raw_bytes(piece)
+        even = raw.size - raw.size % 2
+        rest = raw[even:]
+        yield np.bitwise_or(raw[:even:2] & 0xF, raw[1:even:2] << 4, dtype=np.uint8)
+
+
+def digest_of(tensor: ForeignTensor) -> bytes:
+    """The digest of a tensor of a file that was written, read in pieces where it is a view."""
+    digest = hasher(_ALGORITHM)
+    for piece in foreign_pieces(tensor):
+        feed(digest, piece)
+    return digest.digest()
+
+
+def foreign_pieces(tensor: ForeignTensor) -> Iterator[Array]:
+    """The values in boxes; of a view of the file these are views, too."""
+    if is_streamed(tensor):
+        assert tensor.box is not None
+        known = dtype_named(tensor.dtype)
+        assert known is not None  # a dtype of a fixed width
+        for box in boxes(tensor.shape, known.itemsize):
+            yield tensor.box(box)
+        return
+    array = tensor.fetch()
+    if array.dtype.kind in "OT" or array.nbytes <= PIECE_NBYTES:
+        yield array
+        return
+    for box in boxes(array.shape, array.dtype.itemsize):
+        yield array[box]
+
+
+def boxes(shape: Sequence[int], itemsize: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes in C order, each a run of elements of at most about `PIECE_NBYTES`."""
+    axis, inner = 0, math.prod(shape) * itemsize
+    while axis < len(shape) and inner > PIECE_NBYTES:
+        inner //= shape[axis]
+        axis += 1
+    if axis == 0:
+        yield tuple(slice(0, n) for n in shape)
+        return
+    rows = max(1, PIECE_NBYTES // inner)
+    tail = tuple(slice(0, n) for n in shape[axis:])
+    for outer in np.ndindex(*shape[: axis - 1]):
+        head = tuple(slice(i, i + 1) for i in outer)
+        for start in range(0, shape[axis - 1], rows):
+            yield (*head, slice(start, min(start + rows, shape[axis - 1])), *tail)
+
+
+def tree_of_checkpoint(checkpoint: Checkpoint, *, names: Select | None, root: str) -> ExportTree:
+    """The leaves of a checkpoint; every byte of them is checked when it is read."""
+    source = CheckpointSource(checkpoint)
+
+    def pieces(tensor: ExportTensor) -> Iterator[Array]:
+        itemsize = tensor.numpy_dtype.itemsize
+        for box in boxes(tensor.shape, itemsize):
+            origin = tuple(side.start for side in box)
+            extent = tuple(side.stop - side.start for side in box)
+            yield source.boxes([(tensor.row, (origin, extent))], verify=True)[0]
+
+    def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Array]]:
+        small = [t.row for t in tensors if t.nbytes <= PIECE_NBYTES]
+        grouped = GroupedArrays(source, small, verify=True, progress=False)
+        for tensor in tensors:
+            whole = tensor.nbytes <= PIECE_NBYTES
+            yield iter([grouped[tensor.row]]) if whole else pieces(tensor)
+
+    return _made(
+        source.leaves(names),
+        source.containers(),
+        source.container_attributes(),
+        root=root,
+        title=f"{checkpoint.info.name} of {checkpoint.info.url}",
+        metadata=checkpoint.info.metadata,
+        open_=open_,
+    )
+
+
+def tree_of_foreign(foreign: ForeignCheckpoint, *, names: Select | None, root: str) -> ExportTree:
+    """The leaves of a foreign file."""
+    source = TreeSource(foreign)
+    by_row = {leaf.tensor: found for leaf, found in source.tensor_leaves()}
+
+    def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Array]]:
+        for tensor in tensors:
+            yield foreign_pieces(by_row[tensor.row].keep)  # type: ignore[arg-type]
+
+    return _made(
+        source.leaves(names),
+        source.containers(),
+        source.container_attributes(),
+        root=root,
+        title=foreign.path,
+        metadata=foreign.foreign.metadata,
+        open_=open_,
+    )
+
+
+def _made(
+    leaves: list[StoredLeaf],
+    containers: Mapping[str, tuple[str, bytes]],
+    container_attributes: Mapping[str, dict[str, Any]],
+    *,
+    root: str,
+    title: str,
+    metadata: Mapping[str, object],
+    open_: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Array]]],
+) -> ExportTree:
+    prefix = f"{root}/" if root else ""
+    below = [
+        replace(leaf, name=leaf.name[len(prefix) :])
+        for leaf in leaves
+        if leaf.name.startswith(prefix)
+    ]
+    if not below:
+        raise NotFoundError(
+            "no container of this name",
+            reason="name",
+            where=title,
+            expected=repr(root),
+            do="root= names a dict or list of the checkpoint, whose content is exported",
+        )
+    by_row: dict[int, ExportTensor] = {}
+    made: dict[str, ExportTensor | Value] = {}
+    for leaf in below:
+        if not leaf.dtype:
+            made[leaf.name] = Value(leaf.value)
+            continue
+        tensor = by_row.get(leaf.tensor)
+        if tensor is None:
+            tensor = by_row[leaf.tensor] = ExportTensor(
+                [], leaf.tensor, leaf.dtype, tuple(leaf.shape), leaf.attributes
+            )
+        tensor.names.append(leaf.name)
+        made[leaf.name] = tensor
+    there = {"", *(name[:i] for name in made for i, c in enumerate(name) if c == "/")}
+
+    def relative(table: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for name, row in table.items():
+            inner = "" if name == root else name[len(prefix) :]
+            if (name == root or name.startswith(prefix)) and inner in there:
+                found[inner] = row
+        return found
+
+    return ExportTree(
+        made,
+        list(by_row.values()),
+        relative(containers),
+        relative(container_attributes),
+        metadata,
+        title,
+        open_,
+    )
