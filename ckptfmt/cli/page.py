@@ -1,12 +1,20 @@
-"""The page of `ckptfmt report`: one HTML file that needs no other, light and dark."""
+"""The page of `ckptfmt report`: one HTML file that needs no other, light and dark.
+
+The tables are HTML; the charts are drawn in the browser by uPlot, which is bundled with the package
+(`report_assets/`, its licence beside it), from the story in the page. Nothing is fetched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from importlib.resources import files
+from typing import Any
 
-from ckptfmt.cli.charts import Line, Point, bars, legend, lines, stacks, timeline
 from ckptfmt.cli.story import ASIDE, DELETED, TAGGED, THERE, Commit, Story
 from ckptfmt.cli.text import format_nbytes
 
@@ -14,31 +22,8 @@ ROWS_MAX = 300
 """Of a table: the newest."""
 METRICS_MAX = 8
 LOOKS = {THERE: "a", TAGGED: "good", DELETED: "pale", ASIDE: "bad"}
-STYLE = """
-:root { color-scheme: light dark; --back: #fff; --front: #1c2128; --soft: #667; --line: #dde1e6;
-  --card: #f6f7f9; --a: #2a6fb0; --b: #c4661b; --good: #2c8a4b; --bad: #c62f3b; --pale: #a9b6c6 }
-@media (prefers-color-scheme: dark) { :root { --back: #14171b; --front: #e3e7ec; --soft: #98a2b0;
-  --line: #2c333c; --card: #1b2026; --a: #66aef0; --b: #f0a05a; --good: #5cc583; --bad: #f2707a;
-  --pale: #566577 } }
-body { background: var(--back); color: var(--front); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 860px; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.05rem; margin: 2rem 0 .3rem }
-p.note, p.legend { color: var(--soft); margin: .2rem 0 .5rem; font-size: .85rem }
-.facts { display: flex; flex-wrap: wrap; gap: .6rem } .facts div { background: var(--card);
-  border: 1px solid var(--line); border-radius: 8px; padding: .5rem .9rem }
-.facts b { display: block; font-size: 1.15rem } .facts span { color: var(--soft); font-size: .8rem }
-svg { width: 100%; height: auto; display: block } svg text { font-size: 11px; fill: var(--soft) }
-.grid { stroke: var(--line) } .axis { stroke: var(--soft) } .line { fill: none; stroke-width: 1.6 }
-circle.a, rect.a { fill: var(--a) } circle.b { fill: var(--b) } circle.good { fill: var(--good) }
-circle.bad { fill: var(--bad) } circle.pale, rect.pale { fill: var(--pale) }
-polyline.a { stroke: var(--a) } polyline.b { stroke: var(--b) }
-.legend span { margin-right: 1rem } .legend i { display: inline-block; width: .7rem; height: .7rem;
-  border-radius: 3px; margin-right: .35rem } i.a { background: var(--a) } i.b { background: var(--b) }
-i.good { background: var(--good) } i.bad { background: var(--bad) } i.pale { background: var(--pale) }
-.scroll { overflow-x: auto; max-height: 26rem } table { border-collapse: collapse; width: 100%;
-  font-size: .85rem } td, th { text-align: left; padding: .25rem .6rem .25rem 0;
-  border-bottom: 1px solid var(--line); vertical-align: top } th { color: var(--soft) }
-"""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""What the page may do: nothing that leaves it."""
 
 
 def page(story: Story, now_s: float) -> str:
@@ -47,22 +32,63 @@ def page(story: Story, now_s: float) -> str:
     Args:
         now_s: When it is made, in seconds since the epoch.
     """
+    names = sorted({name for c in story.commits for name in c.metrics})[:METRICS_MAX]
     sections = [_facts(story)]
     if not story.commits:
         sections.append("<p>No checkpoint was committed here yet.</p>")
-    sections += [_timeline(story), _costs(story.commits), _bytes(story.commits)]
-    sections += _metrics(story.commits)
-    groups = bars("sizes", story.groups, format_nbytes)
-    sections.append(_section("What the newest checkpoint holds", groups))
+    sections += [_timeline(story), _costs(story.commits), _volumes(story.commits)]
+    sections += [_metric(name, at, story.commits) for at, name in enumerate(names)]
+    sections.append(_section("What the newest checkpoint holds", _sizes(story.groups)))
     sections += [_told(story), _decisions(story.commits)]
     title = f"{escape(story.url)} · checkpoints"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{_asset('uplot.min.css')}{_asset('report.css')}</style></head><body>"
         f"<h1>{escape(story.url)}</h1>"
-        f'<p class="note">made {_clock(now_s)} UTC by ckptfmt report; point at anything for its'
-        f" numbers</p>{''.join(sections)}</body></html>\n"
+        f'<p class="note">made {_clock(now_s)} UTC by ckptfmt report; point at a chart for its'
+        " numbers, drag to zoom, double-click to zoom out</p>"
+        "<noscript><p>The charts need JavaScript; the tables have the numbers.</p></noscript>"
+        f"{''.join(sections)}"
+        f'<script type="application/json" id="story">{_data(story, names)}</script>'
+        f"<script>{_asset('uplot.min.js')}</script><script>{_asset('report.js')}</script>"
+        "</body></html>\n"
     )
+
+
+def _asset(name: str) -> str:
+    return (files("ckptfmt.cli") / "report_assets" / name).read_text(encoding="utf-8").strip()
+
+
+def _data(story: Story, names: Sequence[str]) -> str:
+    """The story for the charts, as JSON that no HTML parser can take for an end of the script."""
+    commits = [
+        {
+            **{key: getattr(c, key) for key in ("name", "step", "fate", "nbytes")},
+            "reason": _short(c.reason),
+            **{key: _number(getattr(c, key)) for key in ("time_s", "written_nbytes")},
+            **{key: _number(getattr(c, key)) for key in ("stall_s", "stage_s", "durable_s")},
+            "metrics": {name: _number(c.metrics.get(name)) for name in names},
+        }
+        for c in story.commits
+    ]
+    told = [
+        {
+            "kind": row["kind"],
+            "time_s": row["time_s"],
+            "step": row.get("step"),
+            "text": ": ".join(filter(None, (_kind(row), _why(row)))),
+        }
+        for row in story.told
+    ]
+    text = json.dumps({"commits": commits, "told": told, "metrics": names}, allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def _number(value: float | None) -> float | None:
+    """A gap where there is no number to draw."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _section(title: str, inner: str, note: str = "") -> str:
@@ -72,16 +98,24 @@ def _section(title: str, inner: str, note: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{said}{inner}</section>"
 
 
+def _chart(place: str, title: str, legend: Mapping[str, str], kind: str = "chart") -> str:
+    """Where the page's script draws, below what each colour stands for."""
+    items = "".join(
+        f'<span><i class="{look}"></i>{escape(text)}</span>' for text, look in legend.items()
+    )
+    label = escape(title)
+    return (
+        f'<p class="legend">{items}</p>'
+        f'<div class="{kind}" id="{place}" role="img" aria-label="{label}"></div>'
+    )
+
+
 def _clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s"
-
-
-def _step(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else ""
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} s"
 
 
 def _facts(story: Story) -> str:
@@ -91,7 +125,7 @@ def _facts(story: Story) -> str:
     newest = next((c for c in reversed(there) if c.name == story.latest), None)
     facts = [
         (newest.label if newest else "none", "newest checkpoint"),
-        (_clock(newest.time_s) if newest else "never", "committed, UTC"),
+        (_clock(newest.time_s)[5:16] if newest else "never", "committed, UTC"),
         (f"{len(there):,} of {len(story.commits):,}", "checkpoints kept"),
         (format_nbytes(newest.nbytes) if newest else "0 B", "state"),
         (f"{alarms:,}", "alarms"),
@@ -102,86 +136,49 @@ def _facts(story: Story) -> str:
 
 
 def _timeline(story: Story) -> str:
-    points = [
-        Point(
-            c.time_s,
-            float(c.step or 0),
-            f"{c.label}: {c.fate}, {_clock(c.time_s)}" + (f"; {c.reason}" if c.reason else ""),
-            LOOKS[c.fate],
-        )
-        for c in story.commits
-    ] + [
-        Point(
-            row["time_s"],
-            float(row.get("step") or 0),
-            f"resumed here, {_clock(row['time_s'])}",
-            "b",
-        )
-        for row in story.told
-        if row["kind"] == "restore.done"
-    ]
-    days = bool(points) and points[-1].x - points[0].x > 86400
-    shown = slice(5, 16) if days else slice(11, 19)
-    drawn = timeline("checkpoints over time", points, lambda s: _clock(s)[shown], _step)
-    names = [*((fate, look) for fate, look in LOOKS.items()), ("a resume", "b")]
-    return _section("Checkpoints over time", drawn and legend(names) + drawn, "step over time, UTC")
+    if not story.commits:
+        return ""
+    title = "Checkpoints over time"
+    legend = {**LOOKS, "a resume": "b", "alarm or trouble": "ring"}
+    return _section(title, _chart("timeline", title, legend), "step over time, UTC")
 
 
 def _costs(commits: Sequence[Commit]) -> str:
-    def line(label: str, look: str, pick: str) -> Line:
-        rows = ((c, getattr(c, pick)) for c in commits if c.step is not None)
-        return Line(
-            label,
-            [
-                Point(float(c.step or 0), s, f"{c.label}: {_seconds(s)}")
-                for c, s in rows
-                if s is not None
-            ],
-            look,
-        )
+    if all(c.step is None or (c.stall_s is None and c.durable_s is None) for c in commits):
+        return ""
+    title = "What saves took"
+    legend = {"until durable": "a", "held the loop": "b", "of that, staging": "c"}
+    return _section(title, _chart("costs", title, legend), "seconds, by step")
 
-    drawn = lines(
-        "cost of saves",
-        [
-            line("stall: the loop stood still", "b", "stall_s"),
-            line("until durable", "a", "durable_s"),
-        ],
-        _step,
-        _seconds,
-        from_zero=True,
+
+def _volumes(commits: Sequence[Commit]) -> str:
+    if all(c.written_nbytes is None for c in commits):
+        return ""
+    title = "Bytes of each save"
+    legend = {"written": "a", "there already": "pale"}
+    return _section(
+        title, _chart("volumes", title, legend, "chart low"), "oldest to newest, by step"
     )
-    return _section("What saves took", drawn, "seconds, by step")
 
 
-def _bytes(commits: Sequence[Commit]) -> str:
-    rows = []
-    for c in commits:
-        if c.written_nbytes is not None:
-            reused = max(0, c.nbytes - c.written_nbytes)
-            tip = f"{c.label}: {format_nbytes(c.written_nbytes)} written, {format_nbytes(reused)} reused"
-            rows.append((tip, float(c.written_nbytes), float(reused)))
-    drawn = stacks("bytes", rows, lambda n: format_nbytes(int(n)))
-    names = legend([("written", "a"), ("already there", "pale")])
-    return _section("Bytes of each save", drawn and names + drawn, "oldest to newest")
+def _metric(name: str, at: int, commits: Sequence[Commit]) -> str:
+    if all(c.step is None or _number(c.metrics.get(name)) is None for c in commits):
+        return ""
+    title = f"Metric {name}"
+    inner = _chart(f"metric-{at}", title, LOOKS, "chart low")
+    return _section(title, inner, "at each checkpoint, by step")
 
 
-def _metrics(commits: Sequence[Commit]) -> list[str]:
-    names = sorted({name for c in commits for name in c.metrics})[:METRICS_MAX]
-    made = []
-    for name in names:
-        points = [
-            Point(
-                float(c.step),
-                c.metrics[name],
-                f"{c.label}: {c.metrics[name]:.6g}, {c.fate}",
-                LOOKS[c.fate],
-            )
-            for c in sorted(commits, key=lambda c: c.step or 0)
-            if c.step is not None and name in c.metrics
-        ]
-        drawn = lines(name, [Line(name, points, "a")], _step, lambda v: f"{v:.4g}", from_zero=False)
-        made.append(_section(f"Metric {name}", drawn, "at each checkpoint, by step"))
-    return made
+def _sizes(groups: Sequence[tuple[str, int]]) -> str:
+    if not groups:
+        return ""
+    most = max(nbytes for _, nbytes in groups)
+    rows = "".join(
+        f'<div class="name">{escape(label)}</div>'
+        f'<div class="bar"><i style="width:{70 * nbytes / most:.1f}%"></i>{format_nbytes(nbytes)}</div>'
+        for label, nbytes in groups
+    )
+    return f'<div class="bars">{rows}</div>'
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -196,22 +193,48 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}'
 
 
+def _short(text: str) -> str:
+    """With steps as people write them: step-0000000000001000 is step 1000."""
+    return re.sub(r"\bstep-0*(\d+)\b", r"step \1", text)
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    if row["kind"] == "restore.done":
+        return f"resumed from {_short(str(row.get('checkpoint', '')))}"
+    return f"alarm: {row.get('data', {}).get('alarm')}" if row["kind"] == "alarm" else row["kind"]
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    """The reason that an event gives, and its error where that says more."""
+    reason = str(row.get("data", {}).get("reason", ""))
+    error = str(row.get("error", {}).get("message", ""))
+    return _short("; ".join(filter(None, (reason, "" if error in reason else error))))
+
+
 def _told(story: Story) -> str:
     rows = []
     for row in reversed(story.told):
         if row["kind"] == "restore.done":
             continue
-        data, error = row.get("data", {}), row.get("error", {})
-        said = [str(data.get("reason", "")), str(error.get("message", ""))]
-        kind = f"alarm: {data.get('alarm')}" if row["kind"] == "alarm" else row["kind"]
         where = row.get("step") if row.get("step") is not None else row.get("checkpoint", "")
-        rows.append((_clock(row["time_s"]), kind, str(where), "; ".join(filter(None, said))))
+        where = _short(str(where)).removeprefix("step ")
+        rows.append((_clock(row["time_s"]), _kind(row), where, _why(row)))
     return _section("Alarms and trouble", _table(("UTC", "what", "step", "why"), rows))
 
 
 def _decisions(commits: Sequence[Commit]) -> str:
     rows = [
-        (c.label, _clock(c.time_s), format_nbytes(c.nbytes), c.fate, c.reason)
+        (
+            c.label,
+            _clock(c.time_s),
+            format_nbytes(c.nbytes),
+            "" if c.written_nbytes is None else format_nbytes(c.written_nbytes),
+            _seconds(c.stall_s),
+            _seconds(c.durable_s),
+            c.fate,
+            _short(c.reason),
+        )
         for c in reversed(commits)
     ]
-    return _section("What became of each", _table(("step", "UTC", "size", "fate", "why"), rows))
+    heads = ("step", "UTC", "size", "written", "held", "durable", "fate", "why")
+    return _section("What became of each", _table(heads, rows))

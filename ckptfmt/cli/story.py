@@ -119,6 +119,10 @@ def _commits_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Commit]:
             )
         elif row["kind"] == "delete" and name in commits and not {"url", "fate"} & data.keys():
             commits[name].reason = str(data.get("reason", ""))
+        elif row["kind"] == "retention" and isinstance(data.get("kept"), Mapping):
+            for kept, reason in data["kept"].items():
+                if kept in commits:
+                    commits[kept].reason = str(reason)
     return commits
 
 

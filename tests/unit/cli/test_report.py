@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +18,6 @@ import pytest
 
 import ckptfmt
 from ckptfmt import CkptWarning, Event, Manager, Store, hooks
-from ckptfmt.cli.charts import Point, thin, ticks
 
 Run = Callable[..., Any]
 
@@ -57,24 +58,29 @@ def trained(tmp_path: Path) -> Path:
 
 
 class Page(HTMLParser):
-    """Text by tag, and every address that a browser would ask for."""
+    """What is in a page by tag, its places for charts, and every address that a browser would ask for."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.titles: list[str] = []
+        self.scripts: list[str] = []
         self.heads: list[str] = []
         self.cells: list[str] = []
         self.asked: list[str] = []
-        self.tags: list[str] = []
+        self.charts: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.open.append(tag)
-        self.tags.append(tag)
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+        found = dict(attrs)
         self.asked += [
             value or "" for name, value in attrs if name in ("src", "href", "xlink:href")
         ]
+        if "chart" in (found.get("class") or "").split():
+            self.charts.append(found.get("id") or "")
+        if tag == "script":
+            self.scripts.append("")
 
     def handle_endtag(self, tag: str) -> None:
         while self.open and self.open.pop() != tag:
@@ -82,9 +88,16 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         where = self.open[-1] if self.open else ""
-        for tag, kept in (("title", self.titles), ("h2", self.heads), ("td", self.cells)):
+        if where == "script":
+            self.scripts[-1] += data
+        for tag, kept in (("h2", self.heads), ("td", self.cells)):
             if where == tag:
                 kept.append(data)
+
+    @property
+    def story(self) -> Any:
+        """What the charts are drawn from."""
+        return json.loads(self.scripts[0], parse_constant=lambda text: pytest.fail(text))
 
 
 def test_the_page_tells_the_whole_story_and_asks_for_nothing(
@@ -98,17 +111,57 @@ def test_the_page_tells_the_whole_story_and_asks_for_nothing(
     page = Page(text)
     assert page.asked == []
     assert "url(" not in text
-    assert "script" not in page.tags
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    assert "uPlot" in page.scripts[1]
+    assert len(page.scripts) == 3
     assert {"Checkpoints over time", "What saves took", "Bytes of each save"} <= set(page.heads)
     assert {"Metric loss", "What the newest checkpoint holds"} <= set(page.heads)
-    assert any("6: set aside" in tip for tip in page.titles)
-    assert any("5: tagged" in tip for tip in page.titles)
-    assert any("1: deleted" in tip for tip in page.titles)
-    assert any("resumed here" in tip for tip in page.titles)
-    assert any("reused" in tip and not tip.endswith(" 0 B reused") for tip in page.titles)
+    assert page.charts == ["timeline", "costs", "volumes", "metric-1"]  # NaN alone is no curve
     assert "alarm: stall" in page.cells
     assert any("not </script> finite" in cell for cell in page.cells)
-    assert "prefers-color-scheme: dark" in text
+    assert "one of the last 3" in page.cells
+    assert any(cell.startswith("no rule keeps it, and step ") for cell in page.cells)
+
+
+def test_the_charts_are_drawn_from_the_story(trained: Path, run: Run, tmp_path: Path) -> None:
+    run("report", trained, "-o", tmp_path / "r.html")
+    story = Page((tmp_path / "r.html").read_text()).story
+    fates = {commit["step"]: commit["fate"] for commit in story["commits"]}
+    assert fates == {
+        1: "deleted", 2: "deleted", 3: "deleted", 4: "there", 5: "tagged", 6: "set aside", 7: "there",
+    }  # fmt: skip
+    first, second = story["commits"][:2]
+    assert first["written_nbytes"] > second["written_nbytes"] > 0
+    assert 0 < first["stage_s"] <= first["stall_s"] <= first["durable_s"]
+    assert [commit["metrics"]["loss"] for commit in story["commits"][:2]] == [1.0, 0.5]
+    assert first["metrics"]["<b>"] is None
+    kinds = [row["kind"] for row in story["told"]]
+    assert kinds == ["restore.rejected", "restore.done", "alarm"]
+    assert story["told"][1]["text"] == "resumed from step 5"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_draws_every_chart(trained: Path, run: Run, tmp_path: Path, scheme: str) -> None:
+    run("report", trained, "-o", tmp_path / "r.html")
+    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    done = subprocess.run(
+        [
+            *("chromium", "--headless=new", "--no-sandbox", "--disable-gpu"),
+            *("--virtual-time-budget=2000", "--enable-logging=stderr", *dark),
+            *("--dump-dom", (tmp_path / "r.html").as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert (
+        "CONSOLE" not in done.stderr
+    )  # an error of a script, or something the page may not ask for
+    assert done.stdout.count("<canvas") == 4
 
 
 def test_the_page_without_an_event_file_shows_what_the_store_has(
@@ -155,16 +208,3 @@ def test_watch_in_a_pipe_gives_a_line_for_each_new_checkpoint(trained: Path) -> 
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def test_ticks_are_round_and_within() -> None:
-    assert ticks(0, 10) == [0, 5, 10]
-    assert ticks(0.13, 0.87) == pytest.approx([0.2, 0.4, 0.6, 0.8])
-    assert ticks(3, 3) == [3]
-
-
-def test_thinning_keeps_peaks() -> None:
-    points = [Point(float(n), 9.0 if n == 1234 else 1.0, "") for n in range(5000)]
-    made = thin(points, 100)
-    assert len(made) <= 100
-    assert max(point.y for point in made) == 9.0
