@@ -7,6 +7,7 @@ equal offsets, a scale that torch can set. Else its inside is exchanged, as for 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ckptfmt.errors import UsageError
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.torch import quantized
 from ckptfmt.torch.composites import Parts, is_part_tensor, join, kind_of, split, text_of
+from ckptfmt.torch.compressed import INDICES
 from ckptfmt.torch.facts import COMPOSITE, cure_of, text_of_facts
 from ckptfmt.torch.memory import memory_of
 from ckptfmt.torch.tensors import bits, from_array, source, writing
@@ -209,6 +211,10 @@ def _fill(live: Any, pairs: list[tuple[Any, Any]], value: Any) -> None:
         live._coalesced_(value.is_coalesced())
 
 
+_PATTERN = {"offsets", "lengths", "sizes", *chain.from_iterable(INDICES.values())}
+"""Parts that say which elements there are; sparse COO's `indices` are that too."""
+
+
 def _pairs(tensor: Any, value: Any, kind: str) -> list[tuple[Any, Any]] | None:
     """(own part, new part) where all can be written in place; None where they cannot."""
     mine, new = split(tensor), split(value)
@@ -231,7 +237,7 @@ def _pairs(tensor: Any, value: Any, kind: str) -> list[tuple[Any, Any]] | None:
             return None
         elif torch._debug_has_internal_overlap(own) == 1:
             return None  # expanded values
-        elif part in ("offsets", "lengths", "sizes") or (kind, part) == ("sparse_coo", "indices"):
+        elif part in _PATTERN or (kind, part) == ("sparse_coo", "indices"):
             # Other tensors know the ragged axis by these, or have the same pattern: they are never
             # written.
             if not torch.equal(own.cpu(), other.cpu()):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ckptfmt.engine import (
@@ -320,22 +321,24 @@ class Snapshot:
 
     def __init__(self, module: Any) -> None:
         self._undo: list[Callable[[], object]] = []
-        seen: set[int] = set()
+        self._seen: set[int] = set()
         for child in module.modules():
             self._keep_attributes(child)
             for attribute in ("_parameters", "_buffers"):
                 self._keep_dict(getattr(child, attribute))
                 for tensor in getattr(child, attribute).values():
-                    if tensor is not None and id(tensor) not in seen:
-                        seen.add(id(tensor))
-                        self._keep_tensor(tensor)
+                    self._keep_tensor(tensor)
             self._keep_extra_state(child)
 
     def _keep_attributes(self, child: Any) -> None:
-        """By reference, and what plain containers among them hold."""
+        """By reference, what plain containers among them hold, and the bytes of tensors and arrays."""
         old = dict(vars(child))
         for name, value in old.items():
-            if type(value) is list:
+            if isinstance(value, torch.Tensor):
+                self._keep_tensor(value)
+            elif isinstance(value, np.ndarray):
+                self._undo.append(partial(value.__setitem__, ..., value.copy()))
+            elif type(value) is list:
                 self._undo.append(partial(value.__setitem__, slice(None), list(value)))
             elif type(value) in (dict, set, OrderedDict) and name not in (
                 "_parameters",
@@ -361,6 +364,9 @@ class Snapshot:
         self._undo.append(put_back)
 
     def _keep_tensor(self, tensor: Any) -> None:
+        if tensor is None or id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
         if tensor.is_meta or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             return
         if kind_of(tensor):

@@ -95,6 +95,8 @@ class Counts(nn.Module):
         self.history = [epoch]
         self.seen = {epoch}
         self.table = {"epoch": epoch}
+        self.cache = torch.full((3,), float(epoch))
+        self.numbers = np.full(2, epoch)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return {**super().state_dict(*args, **kwargs), "epoch": self.epoch}
@@ -105,6 +107,8 @@ class Counts(nn.Module):
         self.history.append(self.epoch)
         self.seen.add(self.epoch)
         self.table["epoch"] = self.epoch
+        self.cache.fill_(self.epoch)
+        self.numbers[:] = self.epoch
         self.late = True
         return super().load_state_dict(state, *args, **kwargs)
 
@@ -121,6 +125,8 @@ def test_attributes_that_a_modules_own_code_set_are_put_back(tmp_path: Path) -> 
     assert seen == {1}
     assert model.table is table
     assert table == {"epoch": 1}
+    assert torch.equal(model.cache, torch.full((3,), 1.0))
+    assert model.numbers.tolist() == [1, 1]
     assert not hasattr(model, "late")
     assert torch.equal(model.weight, torch.ones(2))
 
