@@ -22,8 +22,8 @@ _HOMES = {
     "Adapter": "adapter",
     "Box": "adapter",
     "Captured": "adapter",
-    "CheckpointSource": "source",
     "Checkpoint": "open",
+    "CheckpointSource": "source",
     "Comparison": "adapter",
     "CopyRequest": "copy",
     "FileGroup": "file_group",
@@ -31,6 +31,7 @@ _HOMES = {
     "Fill": "fill",
     "FlatTree": "tree",
     "GroupedArrays": "source",
+    "Mailbox": "group",
     "MatchBy": "adapter",
     "Matcher": "select",
     "Memory": "adapter",
@@ -83,10 +84,10 @@ _HOMES = {
     "per_rank": "ranks",
     "plan_part": "parts",
     "read_tags": "catalog",
+    "ready_staging": "background",
     "register_type": "registered",
     "remember": "lineage",
     "restore_tree": "restore",
-    "ready_staging": "background",
     "save_in_background": "background",
     "save_tree": "save",
     "select_positions": "select",
@@ -117,6 +118,7 @@ __all__ = [
     "Fill",
     "FlatTree",
     "GroupedArrays",
+    "Mailbox",
     "MatchBy",
     "Matcher",
     "Memory",
@@ -232,6 +234,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.file_group import FileGroup as FileGroup
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
+    from ckptfmt.engine.group import Mailbox as Mailbox
     from ckptfmt.engine.group import wait_until as wait_until
     from ckptfmt.engine.leaves import build_tree as build_tree
     from ckptfmt.engine.leaves import parse_leaf_value as parse_leaf_value

@@ -222,7 +222,10 @@ def unpack_error(data: bytes) -> CheckpointError:
 # -- which ranks a caller means ------------------------------------------------------------------
 
 
-RESOLVERS: dict[str, str] = {"torch": "ckptfmt.torch.group:ranks_of"}
+RESOLVERS: dict[str, str] = {
+    "torch": "ckptfmt.torch.group:ranks_of",
+    "tensorflow": "ckptfmt.tensorflow.strategy_group:ranks_of",
+}
 """Root module of a group's type -> "module:function", which makes the ranks of it."""
 
 
@@ -235,9 +238,8 @@ def ranks_of(group: object) -> Ranks:
     if hasattr(group, "meet") and hasattr(group, "rank") and hasattr(group, "size"):
         made: Any = group
         return made  # type: ignore[no-any-return]
-    roots = (
-        ["torch"] if group == "world" else [c.__module__.split(".")[0] for c in type(group).__mro__]
-    )
+    is_world = isinstance(group, str) and group == "world"
+    roots = ["torch"] if is_world else [c.__module__.split(".")[0] for c in type(group).__mro__]
     for root in roots:
         if root in RESOLVERS:
             module, _, function = RESOLVERS[root].partition(":")
@@ -246,7 +248,7 @@ def ranks_of(group: object) -> Ranks:
     raise UsageError(
         "this is no group of ranks",
         reason="group",
-        expected='"world", a ProcessGroup of torch, or FileGroup(rank, size)',
+        expected='"world", a ProcessGroup of torch, a tf.distribute.Strategy, or FileGroup(rank, size)',
         found=repr(group),
         do="pass one of these, or leave group out for this process alone",
     )

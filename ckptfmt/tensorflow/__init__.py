@@ -7,7 +7,7 @@ a *target* fills them again.
 
 from __future__ import annotations
 
-from ckptfmt.engine import api
+from ckptfmt.engine import PerRank, api, per_rank
 from ckptfmt.tensorflow.adapter import TensorFlowAdapter
 from ckptfmt.tensorflow.checkpoint import Checkpoint
 from ckptfmt.tensorflow.loading import load, restore
@@ -21,9 +21,11 @@ save_async = api.save_async
 __all__ = [
     "ADAPTER",
     "Checkpoint",
+    "PerRank",
     "RestoreStatus",
     "RngState",
     "load",
+    "per_rank",
     "restore",
     "rng_state",
     "save",

@@ -12,12 +12,14 @@ from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow import keras_optimizer
+from ckptfmt.tensorflow.distributed import is_sync_on_read
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
 from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.own_state import own_state
+from ckptfmt.tensorflow.replicas import beside, source_of_replicas
 from ckptfmt.tensorflow.rng import RngState, RngTarget, keep_generators
 from ckptfmt.tensorflow.rng import capture as capture_rng
-from ckptfmt.tensorflow.survey import Found, name_of, nest
+from ckptfmt.tensorflow.survey import Found, Keys, name_of, nest
 from ckptfmt.tensorflow.targets import ObjectTarget, OptimizerTarget, VariableTarget
 from ckptfmt.tensorflow.tensors import (
     ALIASES,
@@ -26,6 +28,7 @@ from ckptfmt.tensorflow.tensors import (
     is_variable,
     make_like,
     make_tensor,
+    raw_variable,
     source_of,
 )
 from ckptfmt.tensorflow.trackables import is_stateful, refuse_own_format
@@ -53,6 +56,11 @@ class TensorFlowAdapter:
         return keep_generators()
 
     def source(self, obj: Any, name: str) -> TensorSource:
+        if is_variable(obj) and is_sync_on_read(raw_variable(obj, name)):
+            warn(
+                f"{name}: the value that TensorFlow reads is saved, not that of each replica; hold "
+                "the variable in a tf.Module or tf.train.Checkpoint for that"
+            )
         return source_of(obj, name)
 
     def capture(self, obj: Any, name: str, peers: Peers) -> Captured:
@@ -71,7 +79,15 @@ class TensorFlowAdapter:
         }
         if isinstance(obj, tf.random.Generator):
             attributes["state"] = {"tf.rng_algorithm": int(obj.algorithm)}
-        pairs = [(one.keys, one.variable) for one in made.found]
+        pairs: list[tuple[Keys, Any]] = []
+        for one in made.found:
+            raw = raw_variable(one.variable, join_name(name, one.name))
+            if not is_sync_on_read(raw):
+                pairs.append((one.keys, one.variable))
+                continue
+            keys = beside(one.keys)
+            pairs.append((one.keys, source_of(one.variable, join_name(name, one.name))))
+            pairs.append((keys, source_of_replicas(raw, name_of(keys, name))))
         for one in made.holders:
             held = _capture_own(one, name)
             pairs.append((one.keys, held.tree))

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from ckptfmt.errors import UsageError
+from ckptfmt.tensorflow.distributed import shards_of
 from ckptfmt.tensorflow.keras_objects import given_name, keras_children, trust_full_name
 from ckptfmt.tensorflow.survey import Edge, Survey, take_survey
 from ckptfmt.tensorflow.tensors import identity_of
@@ -42,7 +43,7 @@ def survey(obj: Any, where: str) -> Survey:
 
 def _check_complete(made: Survey, where: str) -> None:
     """Compare with what `.variables` says, for the outermost module or layer on each path."""
-    found = {identity_of(one.variable) for one in made.found}
+    found = {identity_of(part) for one in made.found for part in shards_of(one.variable)}
     done: list[str] = []
     for name, obj in made.nodes:
         if any(not above or name.startswith(above + "/") for above in done):

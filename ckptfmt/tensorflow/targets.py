@@ -7,7 +7,7 @@ the old values, which `undo` puts back bit for bit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,9 +24,11 @@ from ckptfmt.engine import (
 )
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow import keras_optimizer
+from ckptfmt.tensorflow.distributed import assign_as_one, is_sync_on_read, keep_value
 from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.objects import is_built, survey
 from ckptfmt.tensorflow.own_state import own_state
+from ckptfmt.tensorflow.replicas import SUFFIX, ReplicasTarget, beside
 from ckptfmt.tensorflow.survey import Found, Survey, name_of
 from ckptfmt.tensorflow.tensors import (
     ALIASES,
@@ -36,7 +38,6 @@ from ckptfmt.tensorflow.tensors import (
     expected_shape,
     make_tensor,
     raw_variable,
-    read,
     tie_of,
 )
 from ckptfmt.tensorflow.vocabularies import settle
@@ -53,7 +54,7 @@ class _Assigned:
     """Variables assigned so far, with their old values."""
 
     def __init__(self) -> None:
-        self._old: list[tuple[Any, Any]] = []
+        self._old: list[Callable[[], None]] = []
 
     def assign(self, variable: Any, array: Any, name: str, *, keep: bool = True) -> None:
         raw = raw_variable(variable, name)
@@ -63,14 +64,13 @@ class _Assigned:
             # is adopted comes on top until the old is given back to the system.
             value = adopt(array, name) if keep else make_tensor(array, name)
             if keep:
-                self._old.append((raw, read(raw)))
-            raw.assign(value)
+                self._old.append(keep_value(raw))
+            assign_as_one(raw, value)
 
     def undo(self) -> None:
         with tf.init_scope():
             while self._old:
-                raw, value = self._old.pop()
-                raw.assign(value)
+                self._old.pop()()
 
 
 class VariableTarget:
@@ -137,21 +137,26 @@ class ObjectTarget:
             return
         sources = match(made.found, stored, self.name)
         taken: set[str] = set()
-        self._asked = []
+        self._asked, self._held = [], []
         self.identities = {}
         for one, (source, rule) in zip(made.found, sources):
             name = absolute(self.name, one.name)
             raw = raw_variable(one.variable, name)
-            if ask(comparison, raw, name, source or name, rule):
+            fits = ask(comparison, raw, name, source or name, rule)
+            replicas = replicas_target(comparison, one, raw, self.name, source or name)
+            if replicas is not None:
+                self._held.append(replicas)
+            elif fits:
                 self._asked.append((name, one.variable))
             others = _claim_aliases(comparison, one, stored, self.name, source)
             self.identities |= dict.fromkeys([name, *others], tie_of(raw))
             taken |= {source or name, *others}
-        self._held = [holder_target(one, comparison, self.name) for one in made.holders]
+        self._held += [holder_target(one, comparison, self.name) for one in made.holders]
         for held in self._held:
             held.compare(comparison)
             self.identities |= getattr(held, "identities", {})
             taken.update(comparison.stored(held.name))
+        taken |= {name for name in stored if name.endswith(SUFFIX)}
         _report_swaps(comparison, made.found, sources, stored, self.name)
         _report_unbuilt(comparison, made, [name for name in stored if name not in taken], self.name)
 
@@ -172,6 +177,25 @@ class ObjectTarget:
     def _settle(self) -> None:
         for obj in self._nodes:
             settle(obj)
+
+
+def replicas_target(
+    comparison: Comparison, one: Found, raw: Any, where: str, source: str
+) -> ReplicasTarget | None:
+    """Of a variable whose replicas' own values are stored beside `source`, if it takes them.
+
+    They are no surplus where it does not: other objects have one value only.
+    """
+    name = absolute(where, name_of(beside(one.keys), where))
+    stored = comparison.stored(where)
+    found = next((n for n in (f"{source}{SUFFIX}", name) if n in stored), None)
+    if found is None:
+        return None
+    comparison.take(found)
+    if not is_sync_on_read(raw):
+        return None
+    target = ReplicasTarget(raw, name, found)
+    return target if target.fits(stored) else None
 
 
 def holder_target(one: Found, comparison: Comparison, where: str) -> Target:

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from ckptfmt.engine import TensorSource
 from ckptfmt.errors import UnsupportedError, UsageError
+from ckptfmt.tensorflow.distributed import Sharded, is_sharded, is_sync_on_read, read_as_one
+from ckptfmt.tensorflow.strategy_group import is_meeting, rank_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,6 +62,7 @@ _ADOPT_NBYTES = 64 << 10  # below, a copy costs less than the handing over
 
 FULL_NAME = "tf.full_name"
 ALIASES = "tf.aliases"
+AGGREGATION = "tf.aggregation"
 
 _COMPOSITE: Mapping[type, str] = {
     tf.RaggedTensor: "save its flat_values and row_splits",
@@ -70,7 +73,7 @@ _COMPOSITE: Mapping[type, str] = {
 
 
 def is_variable(obj: object) -> bool:
-    return isinstance(obj, (tf.Variable, keras.Variable))
+    return isinstance(obj, (tf.Variable, keras.Variable, Sharded))
 
 
 def is_tensor(obj: object) -> bool:
@@ -154,14 +157,12 @@ def _refuse_special(obj: Any, name: str) -> None:
             raise UsageError(
                 f"a {kind.__name__} cannot be saved yet", reason="composite", where=name, do=cure
             )
-    if isinstance(obj, tf.distribute.DistributedValues) and (
-        getattr(obj, "synchronization", None) == tf.VariableSynchronization.ON_READ
-    ):
+    if is_sync_on_read(obj) and not is_meeting(obj.distribute_strategy):
         raise UsageError(
-            "a variable that is synchronized on read cannot be saved yet",
-            reason="distributed",
+            "a variable that is synchronized on read has parts on other workers",
+            reason="sharded-alone",
             where=name,
-            do="create it with synchronization=tf.VariableSynchronization.ON_WRITE",
+            do="pass group=strategy, and let every worker call",
         )
     if not tf.executing_eagerly():
         raise UsageError(
@@ -174,7 +175,17 @@ def _refuse_special(obj: Any, name: str) -> None:
 
 def read(variable: Any) -> tf.Tensor:
     """The value of now: later assignments do not reach it (TensorFlow copies on write)."""
-    return tf.convert_to_tensor(variable.read_value())
+    return read_as_one(variable)
+
+
+def is_read_elsewhere(variable: Any) -> bool:
+    """True where the first worker alone has the value that TensorFlow reads."""
+    first = (tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    return (
+        is_sync_on_read(variable)
+        and variable.aggregation in first
+        and rank_of(variable.distribute_strategy) > 0
+    )
 
 
 def host_array(tensor: Any) -> NDArray[Any]:
@@ -209,6 +220,11 @@ def source_of(obj: Any, name: str) -> TensorSource:
         shape = tuple(raw.shape) if raw.shape.is_fully_defined() else tuple(read(raw).shape)
         attributes: dict[str, object] = {FULL_NAME: full_name_of(obj)}
         fetch = lambda: host_array(read(raw))  # noqa: E731
+        if is_sync_on_read(raw):
+            # All workers take part in a read: now, when all of them come by, in one order.
+            attributes[AGGREGATION] = raw.aggregation.name.lower()
+            value = host_array(read(raw))
+            fetch = lambda: value  # noqa: E731
     else:
         if not hasattr(obj, "numpy"):
             raise UsageError(
@@ -223,6 +239,7 @@ def source_of(obj: Any, name: str) -> TensorSource:
         identity=tie_of(raw, shape),
         attributes=attributes,
         keep=raw,
+        parts=[] if is_read_elsewhere(raw) else None,
     )
 
 
@@ -284,6 +301,8 @@ def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:
 
 def make_like(like: Any, array: NDArray[Any]) -> object:
     """A new tensor or variable of `like`'s kind, on its device."""
+    if is_sharded(like):
+        return _make_sharded(like, make_tensor(array))
     if is_variable(like):
         raw = raw_variable(like, "")
         with tf.device(raw.device):
@@ -296,6 +315,16 @@ def make_like(like: Any, array: NDArray[Any]) -> object:
             )
     with tf.device(like.device):
         return tf.identity(make_tensor(array))
+
+
+def _make_sharded(like: Any, value: tf.Tensor) -> Any:
+    made, at = [], 0
+    for shard in like.variables:
+        rows = shard.shape[0]
+        with tf.device(shard.device):
+            made.append(tf.Variable(value[at : at + rows], trainable=shard.trainable))
+        at += rows
+    return Sharded(made, name=like.name)
 
 
 def expected_shape(variable: Any, stored: tuple[int, ...] | None) -> tuple[int, ...]:

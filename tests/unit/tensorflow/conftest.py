@@ -10,10 +10,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ckptfmt.engine import MatchBy, StoredLeaf, TensorSource
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow import ADAPTER
+
+# Two replicas for the tests of tf.distribute: it can be said only before TensorFlow is first used.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 
 
 class Answers:

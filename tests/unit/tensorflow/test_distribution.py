@@ -1,0 +1,286 @@
+"""`tf.distribute`: a mirrored value once, replicas that differ bit for bit, shards as one tensor."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ckptfmt
+import ckptfmt.tensorflow as ckf
+
+Sharded = tf.__internal__.distribute.ShardedVariable
+KINDS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Any:
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def make(strategy: Any, start: float = 0.0) -> Any:
+    module = tf.Module()
+    with strategy.scope():
+        module.w = tf.Variable([start] * 2)
+        module.counts = {
+            kind: tf.Variable(
+                start,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation[kind],
+            )
+            for kind in KINDS
+        }
+    return module
+
+
+def plain() -> Any:
+    module = tf.Module()
+    module.w = tf.Variable([0.0, 0.0])
+    module.counts = {kind: tf.Variable(0.0) for kind in KINDS}
+    return module
+
+
+def counts(module: Any) -> dict[str, list[float]]:
+    return {k: [float(part) for part in v.values] for k, v in module.counts.items()}
+
+
+def both(first: float, second: float) -> dict[str, list[float]]:
+    return {kind: [first, second] for kind in KINDS}
+
+
+def uneven(strategy: Any) -> Any:
+    """A small number beside one that swallows it in every sum."""
+    module = make(strategy)
+    module.w.assign([1.0, 2.0])
+    for variable in module.counts.values():
+        variable.values[0].assign(1e8)
+        variable.values[1].assign(1.0)
+    return module
+
+
+def test_replicas_that_differ_come_back_bit_for_bit(tmp_path: Path, strategy: Any) -> None:
+    ckf.save({"m": uneven(strategy)}, tmp_path)
+    fresh = make(strategy, 7.0)
+    ckf.restore({"m": fresh}, tmp_path).assert_consumed()
+    assert counts(fresh) == both(1e8, 1.0)
+    assert [part.numpy().tolist() for part in fresh.w.values] == [[1.0, 2.0]] * 2
+
+
+def test_other_readers_find_the_value_that_tensorflow_reads(tmp_path: Path, strategy: Any) -> None:
+    ckf.save({"m": uneven(strategy)}, tmp_path)
+    tree = ckptfmt.load(tmp_path)["m"]
+    assert tree["w"].tolist() == [1.0, 2.0]
+    assert {k: float(tree["counts"][k]) for k in KINDS} == {
+        "NONE": 1e8,
+        "SUM": 1e8,
+        "MEAN": 5e7,
+        "ONLY_FIRST_REPLICA": 1e8,
+    }
+    assert tree["counts"]["SUM@replicas"].tolist() == [1e8, 1.0]
+    alone = plain()
+    ckf.restore({"m": alone}, tmp_path).assert_consumed()
+    assert float(alone.counts["MEAN"]) == 5e7
+
+
+@pytest.mark.parametrize("how", ["one process", "three replicas"])
+def test_another_number_of_replicas_takes_the_value_as_tensorflow_does(
+    tmp_path: Path, strategy: Any, how: str
+) -> None:
+    ckf.save({"m": uneven(strategy)}, tmp_path)
+    source: Any = ckptfmt.load(tmp_path)
+    for kind in KINDS:
+        if how == "three replicas":
+            source["m"]["counts"][f"{kind}@replicas"] = np.zeros(3, np.float32)
+        else:
+            del source["m"]["counts"][f"{kind}@replicas"]
+    fresh = make(strategy, 7.0)
+    ckf.restore({"m": fresh}, source).assert_consumed()
+    assert counts(fresh) == {
+        "NONE": [1e8, 1e8],
+        "SUM": [5e7, 5e7],
+        "MEAN": [5e7, 5e7],
+        "ONLY_FIRST_REPLICA": [1e8, 1e8],
+    }
+
+
+def test_replicas_get_their_own_old_values_back_if_the_restore_fails(
+    tmp_path: Path, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckf.save({"m": make(strategy, 3.0), "z": tf.Variable(1.0)}, tmp_path)
+    target, last = uneven(strategy), tf.Variable(5.0)
+    assign, calls = last.assign, []
+
+    def fail_at_first(value: Any) -> None:
+        calls.append(value)
+        if len(calls) == 1:
+            raise RuntimeError("no")
+        assign(value)
+
+    monkeypatch.setattr(last, "assign", fail_at_first)
+    with pytest.raises(RuntimeError, match="no"):
+        ckf.restore({"m": target, "z": last}, tmp_path)
+    assert counts(target) == both(1e8, 1.0)
+    assert target.w.numpy().tolist() == [1.0, 2.0]
+
+
+def test_a_bare_variable_is_saved_as_it_is_read_and_that_is_said(
+    tmp_path: Path, strategy: Any
+) -> None:
+    variable = uneven(strategy).counts["SUM"]
+    with pytest.warns(ckptfmt.CkptWarning, match=r"v: the value that TensorFlow reads is saved"):
+        ckf.save({"v": variable}, tmp_path)
+    ckf.restore({"v": variable}, tmp_path)
+    assert [float(part) for part in variable.values] == [5e7, 5e7]
+
+
+def keras_state() -> dict[str, Any]:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+    return {
+        "model": model,
+        "optimizer": keras.optimizers.Adam(),
+        "metric": keras.metrics.MeanSquaredError(),
+    }
+
+
+def all_values(state: dict[str, Any]) -> list[Any]:
+    variables = [v for part in state.values() for v in part.variables]
+    return [variable.numpy() for variable in variables]
+
+
+def test_a_keras_model_moves_between_strategies_with_its_optimizer_and_metric(
+    tmp_path: Path, strategy: Any
+) -> None:
+    with strategy.scope():
+        first, second = keras_state(), keras_state()
+        first["model"].compile(first["optimizer"], "mse", metrics=[first["metric"]])
+    data = np.arange(16, dtype=np.float32).reshape(8, 2)
+    first["model"].fit(data, data[:, ::-1], batch_size=4, verbose=0)
+    second["model"].compile(second["optimizer"], "mse")
+    ckf.save(first, tmp_path)
+    assert "metric/total@replicas" in ckptfmt.open(tmp_path).names()
+    alone = keras_state()
+    for state in (second, alone):
+        ckf.restore(state, tmp_path).assert_consumed()
+        assert all(map(np.array_equal, all_values(first), all_values(state)))
+    kernel = second["model"].variables[0].value
+    assert len(kernel.values) == 2
+    assert all(
+        np.array_equal(copy.numpy(), first["model"].variables[0].numpy()) for copy in kernel.values
+    )
+
+
+def test_a_sharded_variable_is_one_tensor_for_any_other_partitioning(tmp_path: Path) -> None:
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+
+    def embedding(*sizes: int, scale: float = 0.0) -> Any:
+        module, cuts = tf.Module(), np.cumsum((0, *sizes))
+        shards = [tf.Variable(scale * rows[a:b]) for a, b in itertools.pairwise(cuts)]
+        module.table = Sharded(shards, name="table") if len(sizes) > 1 else shards[0]
+        return module
+
+    ckf.save({"m": embedding(2, 3, scale=1.0)}, tmp_path)
+    assert np.array_equal(ckptfmt.load(tmp_path)["m"]["table"], rows)
+    for sizes in ((3, 1, 1), (2, 3), (5,)):
+        target = embedding(*sizes)
+        ckf.restore({"m": target}, tmp_path).assert_consumed()
+        assert np.array_equal(tf.convert_to_tensor(target.table), rows)
+    with pytest.raises(ckptfmt.MismatchError, match=r"m/table: expected \[4, 2\], found \[5, 2\]"):
+        ckf.restore({"m": embedding(2, 2)}, tmp_path)
+
+
+def test_a_new_sharded_variable_is_cut_like_the_one_it_is_modelled_on(tmp_path: Path) -> None:
+    like = Sharded([tf.Variable([[0.0], [0.0]]), tf.Variable([[0.0]])], name="t")
+    ckf.save(
+        {"t": Sharded([tf.Variable([[1.0]]), tf.Variable([[2.0], [3.0]])], name="t")}, tmp_path
+    )
+    made = ckf.load(tmp_path, like={"t": like})["t"]
+    assert [shard.numpy().tolist() for shard in made.variables] == [[[1.0], [2.0]], [[3.0]]]
+
+
+def test_a_strategy_of_one_process_is_a_group_of_one(tmp_path: Path, strategy: Any) -> None:
+    ckf.save({"m": uneven(strategy)}, tmp_path, group=strategy)
+    fresh = make(strategy)
+    ckf.restore({"m": fresh}, tmp_path, group=strategy).assert_consumed()
+    assert counts(fresh)["SUM"] == [1e8, 1.0]
+
+
+def test_what_is_no_strategy_is_refused_as_a_group(tmp_path: Path) -> None:
+    with pytest.raises(ckptfmt.UsageError, match=r"no group of ranks.*tf\.distribute\.Strategy"):
+        ckf.save({"v": tf.Variable(1.0)}, tmp_path, group=tf.constant([1.0]))
+
+
+def free_ports(count: int) -> str:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = ",".join(str(one.getsockname()[1]) for one in sockets)
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def run_workers(script: Path, folder: Path, *more: str) -> list[Any]:
+    """What two workers printed, as JSON on their last line."""
+    ports = free_ports(2)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), ports, folder, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = []
+    try:
+        for worker in workers:
+            out, err = worker.communicate(timeout=240)
+            assert worker.returncode == 0, err[-3000:]
+            said.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for worker in workers:
+            worker.kill()
+    return said
+
+
+def test_two_workers_save_and_restore_one_checkpoint_together(tmp_path: Path) -> None:
+    said = run_workers(HERE / "two_workers.py", tmp_path / "run")
+    store = ckptfmt.Store(tmp_path / "run")
+    assert store.steps() == [1, 2]
+    tree = ckptfmt.load(tmp_path / "run", step=1)
+    assert tree["m"]["w"].tolist() == [1.0, 2.0]
+    assert {k: tree["m"]["counts"][f"{k}@replicas"].tolist() for k in KINDS} == both(1e8, 1.0)
+    assert float(tree["m"]["counts"]["MEAN"]) == 5e7
+    assert len(list((tmp_path / "run" / "data").iterdir())) >= 2, "a file of each worker"
+    for rank, seen in enumerate(said):
+        assert "pass group=strategy, and let every worker call" in seen["alone"]
+        assert "step-0000000000000001" in seen["disagree"]
+        assert "step-0000000000000002" in seen["disagree"]
+        assert "on rank 0" in seen["disagree"]
+        assert "on rank 1" in seen["disagree"]
+        assert seen["untouched"] == [7.0, 7.0]
+        assert seen["w"] == [1.0, 2.0]
+        assert seen["counts"] == dict.fromkeys(KINDS, (1e8, 1.0)[rank])
+        assert seen["rank"] == rank
+
+
+@pytest.mark.slow
+def test_parameter_servers_are_saved_and_restored_by_their_coordinator(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, HERE / "parameter_servers.py", free_ports(3), tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "restored from 3 servers" in done.stdout, done.stderr[-3000:]
