@@ -101,3 +101,20 @@ def _wrong_kind(what: str, where: str, kind: int) -> CorruptError:
         found=f"wire type {kind}",
         do="get the file again",
     )
+
+
+def pack_varint(value: int) -> bytes:
+    """A varint of a value in [0, 2^64)."""
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def pack_field(number: int, value: int | bytes) -> bytes:
+    """A field: a varint, or bytes with their length."""
+    if isinstance(value, int):
+        return pack_varint(number << 3 | VARINT) + pack_varint(value)
+    return pack_varint(number << 3 | BYTES) + pack_varint(len(value)) + value

@@ -139,6 +139,9 @@ EXPORTERS: dict[str, ExporterRow] = {
     "safetensors": ExporterRow(
         "ckptfmt.foreign.exporters.safetensors:SafetensorsExporter", "", (".safetensors",)
     ),
+    "tensorbundle": ExporterRow(
+        "ckptfmt.foreign.exporters.bundle:TensorBundleExporter", "", (".index",)
+    ),
     "pytorch": ExporterRow(
         "ckptfmt.foreign.exporters.pytorch:PytorchExporter", "", (".pt", ".pth", ".bin", ".ckpt")
     ),

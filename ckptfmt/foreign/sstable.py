@@ -7,11 +7,11 @@ u32 restart offsets and their count; behind it stand a type byte and a masked CR
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckptfmt.errors import CorruptError, UnsupportedError
 from ckptfmt.foreign.crc32c import crc32c, masked
-from ckptfmt.foreign.protobuf import parse_varint
+from ckptfmt.foreign.protobuf import pack_varint, parse_varint
 from ckptfmt.foreign.snappy import decode_snappy
 
 FOOTER_NBYTES = 48
@@ -21,6 +21,8 @@ BLOCK_NBYTES_MAX = 256 << 20
 REASON = "tensorbundle"
 _TRAILER_NBYTES = 5
 _NO_COMPRESSION, _SNAPPY = 0, 1
+_BLOCK_NBYTES = 64 << 10
+_RESTART_EVERY = 16
 # A writer repeats the whole key at every 16th entry; a table whose keys take much more room than
 # its bytes is made to fill memory.
 _KEYS_EXPANSION_MAX, _KEYS_NBYTES_MIN = 64, 16 << 20
@@ -130,6 +132,50 @@ def _check_restarts(block: bytes, where: str) -> int:
     if count == 0 or stop < 0:
         raise corrupt("a block's restarts do not fit", "restarts", where, None, count)
     return stop
+
+
+def pack_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A table of keys and values, which ascend by their keys."""
+    table, handles = bytearray(), list[tuple[bytes, bytes]]()
+    block = list[tuple[bytes, bytes]]()
+    nbytes = 0
+    for key, value in items:
+        block.append((key, value))
+        nbytes += len(key) + len(value)
+        if nbytes >= _BLOCK_NBYTES:
+            handles.append((key, _put_block(table, _pack_block(block, _RESTART_EVERY))))
+            block, nbytes = [], 0
+    if block:
+        handles.append((block[-1][0], _put_block(table, _pack_block(block, _RESTART_EVERY))))
+    meta = _put_block(table, _pack_block([], 1))
+    index = _put_block(table, _pack_block(handles, 1))
+    footer = (meta + index).ljust(FOOTER_NBYTES - len(MAGIC), b"\0")
+    return bytes(table + footer + MAGIC)
+
+
+def _pack_block(entries: list[tuple[bytes, bytes]], every: int) -> bytes:
+    made, restarts, before = bytearray(), [0], b""
+    for number, (key, value) in enumerate(entries):
+        shared = 0
+        if number % every == 0:
+            restarts.append(len(made))
+        else:
+            limit = min(len(key), len(before))
+            while shared < limit and key[shared] == before[shared]:
+                shared += 1
+        made += pack_varint(shared) + pack_varint(len(key) - shared) + pack_varint(len(value))
+        made += key[shared:] + value
+        before = key
+    starts = restarts[1:] or restarts  # an empty block has one, too
+    return bytes(made) + b"".join(n.to_bytes(4, "little") for n in (*starts, len(starts)))
+
+
+def _put_block(table: bytearray, block: bytes) -> bytes:
+    """The block's handle."""
+    handle = pack_varint(len(table)) + pack_varint(len(block))
+    stored = block + bytes([_NO_COMPRESSION])
+    table += stored + masked(crc32c(stored)).to_bytes(4, "little")
+    return handle
 
 
 def corrupt(

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.staging import Staging, split_destination
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value
 from ckptfmt.foreign.registry import read_foreign
+from ckptfmt.format import dtype_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
@@ -53,9 +59,37 @@ class ExportPlan:
         """Dtype and shape that the importer is to find."""
         return self.dtypes.get(tensor.name, tensor.dtype), tensor.shape
 
+    def carry_scalars(self, named: Callable[[str], str]) -> None:
+        """Carry numbers and texts as tensors without axes, as other formats have nothing else; what
+        is neither is skipped. `named`: a leaf's name in the file."""
+        for name, value in self.values():
+            array = scalar_array(value)
+            if array is None:
+                self.skipped[name] = f"a value ({type(value).__name__}): the format holds tensors"
+                continue
+            dtype = dtype_of(array).name
+            made = ExportTensor([name], -1, dtype, (), {}, array)
+            self.tensors.append(made)
+            self.names[name] = named(name)
+            self.transformed[name] = f"a tensor of {dtype}"
+
     def values(self) -> list[tuple[str, Any]]:
         """The plain values by name."""
         return [(n, leaf.value) for n, leaf in self.tree.leaves.items() if isinstance(leaf, Value)]
+
+
+def scalar_array(value: Any) -> NDArray[Any] | None:
+    """A number or a text as an array without axes; None for other values."""
+    if isinstance(value, str | bytes):
+        made = np.empty((), object)
+        made[()] = value
+        return made
+    if isinstance(value, np.generic) and value.dtype.itemsize <= 16:
+        return np.asarray(value)
+    wide = {bool: np.bool_, float: np.float64, complex: np.complex128}.get(type(value))
+    if type(value) is int and -(1 << 63) <= value < 1 << 63:
+        wide = np.int64
+    return None if wide is None else np.asarray(value, wide)
 
 
 class Exporter(ABC):

@@ -150,6 +150,13 @@ def _give_name(staged: str, target: str, *, replace: bool) -> None:
         os.rename(staged, target)
 
 
+def replace_file(path: str, data: bytes) -> None:
+    """A small file anew, all at once, whether it is there or not."""
+    with Staging(os.path.dirname(path)) as staging:
+        staging.put("file", data)
+        staging.publish_files([("file", os.path.basename(path))], replace=True)
+
+
 def taken(path: str) -> ExistsError:
     return ExistsError(
         "there is something of this name already",

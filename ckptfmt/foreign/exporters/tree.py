@@ -47,6 +47,7 @@ class ExportTensor:
         row: Its number in the source.
         dtype: Name in our format.
         attributes: Of the first leaf.
+        array: Its values, if it is none of the source's: a plain value as a tensor.
         digest: Of its values, once they have been handed out.
     """
 
@@ -55,6 +56,7 @@ class ExportTensor:
     dtype: str
     shape: tuple[int, ...]
     attributes: Mapping[str, object]
+    array: Array | None = None
     digest: bytes = b""
 
     @property
@@ -92,6 +94,8 @@ class ExportTree:
         containers: Name -> (kind, packed argument), for inner nodes that are no plain dict.
         container_attributes: Name -> attributes of a container.
         metadata: The checkpoint's.
+        title: What the source is called in messages.
+        root: The container whose content this is; "" for all.
     """
 
     leaves: dict[str, ExportTensor | Value]
@@ -100,6 +104,7 @@ class ExportTree:
     container_attributes: dict[str, dict[str, Any]]
     metadata: Mapping[str, object]
     title: str
+    root: str
     _open: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Array]]]
     _advance: Callable[[int], None] = field(default=lambda nbytes: None)
 
@@ -116,7 +121,9 @@ class ExportTree:
     ) -> Iterator[tuple[ExportTensor, Iterator[Array]]]:
         """The tensors in this order, each with its values: boxes in C order, which are to be taken
         before the next tensor is asked for."""
-        for tensor, pieces in zip(tensors, self._open(tensors), strict=True):
+        opened = self._open([tensor for tensor in tensors if tensor.array is None])
+        for tensor in tensors:
+            pieces = next(opened) if tensor.array is None else iter([tensor.array])
             yield tensor, self._counted(tensor, pieces)
 
     def _counted(self, tensor: ExportTensor, pieces: Iterator[Array]) -> Iterator[Array]:
@@ -319,5 +326,6 @@ def _made(
         relative(container_attributes),
         metadata,
         title,
+        root,
         open_,
     )
