@@ -48,6 +48,8 @@ _PUBLIC = {
     "CopyReport": "ckptfmt.reports",
     "GcReport": "ckptfmt.reports",
     "ConvertReport": "ckptfmt.reports",
+    "RuleChange": "ckptfmt.reports",
+    "RuleReport": "ckptfmt.reports",
     "CheckpointError": "ckptfmt.errors",
     "NotFoundError": "ckptfmt.errors",
     "ExistsError": "ckptfmt.errors",
@@ -150,6 +152,8 @@ if TYPE_CHECKING:
         Mismatch as Mismatch,
         Rejected as Rejected,
         RestoreReport as RestoreReport,
+        RuleChange as RuleChange,
+        RuleReport as RuleReport,
         VerifyReport as VerifyReport,
     )
     from ckptfmt.types import CheckpointInfo as CheckpointInfo

@@ -169,17 +169,52 @@ class CopyReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleChange:
+    """What a rule did to some leaves.
+
+    Attributes:
+        before: Their names; `after`: the names of what they became, none if they were dropped.
+        was: dtype and shape of each, "value" for a plain value; `now`: of what they became.
+        what: The kind of layer that they are, where a rule goes by layers.
+    """
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    was: tuple[str, ...]
+    now: tuple[str, ...]
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleReport:
+    """A rule of a conversion, in words, everything that it touched, and what to mind about it."""
+
+    rule: str
+    changes: Sequence[RuleChange] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def touched(self) -> int:
+        """Number of leaves that it matched."""
+        return sum(len(change.before) for change in self.changes)
+
+
+@dataclass(frozen=True, slots=True)
 class ConvertReport:
     """What a conversion carried, and what it could not.
 
     Attributes:
-        info: The checkpoint written, or None where the destination is foreign.
-        format: The foreign format's name; of an export the destination's.
-        loaded: Names carried over as they are.
+        info: The checkpoint written, or None: the destination is foreign, or nothing was written.
+        format: The foreign format's name, "ckptfmt" for a store; of an export the destination's.
+        loaded: Names of the tensors that were carried, as the checkpoint has them.
         renamed: Foreign name -> name in the checkpoint, where they differ; of an export the reverse.
+        transformed: Name in the checkpoint -> what rules did to its values; of an export, what became
+            of it where the format holds it as something else.
+        dropped: Name in the source -> the rule that left it behind.
         skipped: Name -> reason, for what was not carried.
         opaque: Name -> class, for objects of unknown classes, carried as plain data.
-        transformed: Name -> what became of it, where the format holds it as something else.
+        rules: What each rule did, in their order.
+        notes: What to mind about the result: constants that the frameworks choose differently.
         nbytes: Logical bytes carried.
     """
 
@@ -187,7 +222,10 @@ class ConvertReport:
     format: str
     loaded: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    transformed: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     opaque: Mapping[str, str] = field(default_factory=dict)
-    transformed: Mapping[str, str] = field(default_factory=dict)
+    rules: Sequence[RuleReport] = ()
+    notes: Sequence[str] = ()
     nbytes: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NewType, TypeAlias
@@ -26,6 +26,8 @@ Index: TypeAlias = Any
 """What NumPy takes between brackets: `np.s_[0:8, ..., 3]`."""
 Mode = Literal["auto", "mmap", "read"]
 IfExists = Literal["error", "replace", "keep"]
+Rules: TypeAlias = "Sequence[Mapping[str, Any]]"
+"""Rules of a conversion, in order; docs/convert.md lists their kinds."""
 Unknown = Literal["opaque", "refuse"]
 """Objects of a foreign file whose class is code: carried as plain data, or refused."""
 DigestName = Literal["xxh3-128", "sha256"]

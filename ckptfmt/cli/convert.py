@@ -6,6 +6,15 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ckptfmt.cli.convert_rules import (
+    add_rule_arguments,
+    count_table,
+    detail_table,
+    plan_table,
+    rule_table,
+    rules_of,
+    summary,
+)
 from ckptfmt.cli.exit_codes import OK, PARTIAL
 from ckptfmt.cli.json_form import json_value
 from ckptfmt.cli.output import Output
@@ -14,6 +23,7 @@ from ckptfmt.cli.text import escape, format_count, format_nbytes, format_shape
 
 if TYPE_CHECKING:
     from ckptfmt.foreign import ForeignTree
+    from ckptfmt.reports import ConvertReport
 
 DESCRIPTION = """\
 Carry a file or folder of another format into a store: every tensor bit for
@@ -29,6 +39,9 @@ examples:
   ckptfmt convert model.safetensors runs/base
   ckptfmt convert pytorch_model.pt runs/base
   ckptfmt convert model/ runs/base --name llama --if-exists replace
+  ckptfmt convert old.pt runs/base --rename '^module\\.='
+  ckptfmt convert keras.h5 runs/base --preset keras-to-torch --plan
+  ckptfmt convert runs/a@7 runs/b --map rules.toml
   ckptfmt convert model.safetensors --list      what would be carried
   ckptfmt convert --list                        the formats
   ckptfmt convert runs/a@best model.pt --root model
@@ -58,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard-nbytes", type=int, metavar="N", help="cut a folder of safetensors into such files"
     )
     parser.add_argument("--list", action="store_true", help="list what would be carried; no DST")
+    add_rule_arguments(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="save it as this step")
     which.add_argument("--name", metavar="NAME", help="save it under this name (default: main)")
@@ -86,6 +100,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
         if args.dst is not None:
             raise UsageError("--list takes no DST", reason="arguments", found=args.dst)
         return _list_formats(out) if args.src is None else _list_content(args, out)
+    if args.plan and args.src is not None:
+        return _plan(args, out)
     if args.src is None or args.dst is None:
         raise UsageError(
             "SRC and DST are needed", reason="arguments", do='see "ckptfmt convert --help"'
@@ -98,6 +114,8 @@ def _is_export(args: argparse.Namespace) -> bool:
 
     if args.target_format is not None or format_for(args.dst) is not None:
         return True
+    if args.rules or is_store(args.dst):
+        return False  # from a store to a store
     return args.source_format is None and is_store(args.src)
 
 
@@ -107,7 +125,7 @@ _IMPORT_ONLY = ("step", "name")
 def _export(args: argparse.Namespace, out: Output) -> int:
     from ckptfmt.cli.where import parse_store
     from ckptfmt.errors import UsageError
-    from ckptfmt.foreign import export, is_foreign
+    from ckptfmt.foreign import export, is_foreign, open_foreign
 
     for option in _IMPORT_ONLY:
         if getattr(args, option) is not None:
@@ -123,6 +141,9 @@ def _export(args: argparse.Namespace, out: Output) -> int:
     source, at = args.src, None
     if args.source_format is None and not is_foreign(args.src):
         source, at = parse_store(args.src, args.storage_options, read_only=True)
+    rules = rules_of(args)
+    if rules:
+        source, at = open_foreign(args.src, source_format=args.source_format, rules=rules), None
     more = {"shard_nbytes": args.shard_nbytes} if args.shard_nbytes is not None else {}
     with out.progress("export") as progress:
         report = export(
@@ -182,35 +203,83 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
             digest=args.digest,
             unknown=args.unknown,
             allow_partial=args.allow_partial,
+            rules=rules_of(args),
             progress=progress,
         )
     assert report.info is not None
-    document = {
+    size = f"{format_count(len(report.loaded), 'tensor')}, {format_nbytes(report.nbytes)}"
+    shown: list[Table | str] = [
+        f"{escape(store.url)}@{report.info.name}",
+        f"  from   {escape(args.src)} ({report.format})",
+        f"  size   {size}",
+        "  check  digests are those of the source",
+    ]
+    shown += ["", count_table(report)]
+    if report.rules:
+        shown += ["", rule_table(report)]
+    if out.verbose and detail_table(report).rows:
+        shown += ["", detail_table(report)]
+    out.result(_document(args, report), *shown)
+    return _notes(report, out)
+
+
+def _plan(args: argparse.Namespace, out: Output) -> int:
+    from ckptfmt.foreign import convert
+
+    report = convert(
+        args.src,
+        args.dst or "",
+        source_format=args.source_format,
+        unknown=args.unknown,
+        rules=rules_of(args),
+        dry_run=True,
+    )
+    shown: list[Table | str] = [f"{escape(args.src)} ({report.format})", summary(report)]
+    if report.rules:
+        shown += ["", rule_table(report), "", plan_table(report)]
+    out.result(_document(args, report), *shown)
+    return _notes(report, out)
+
+
+def _document(args: argparse.Namespace, report: ConvertReport) -> dict[str, object]:
+    return {
         "command": "convert",
         "source": args.src,
         "format": report.format,
         "checkpoint": json_value(report.info),
         "loaded": list(report.loaded),
         "renamed": dict(report.renamed),
+        "transformed": dict(report.transformed),
+        "dropped": dict(report.dropped),
         "skipped": dict(report.skipped),
         "opaque": dict(report.opaque),
+        "rules": [
+            {
+                "rule": rule.rule,
+                "touched": rule.touched,
+                "changes": [
+                    {
+                        "before": dict(zip(change.before, change.was)),
+                        "after": dict(zip(change.after, change.now)),
+                        "what": change.what,
+                    }
+                    for change in rule.changes
+                ],
+            }
+            for rule in report.rules
+        ],
+        "notes": list(report.notes),
         "nbytes": report.nbytes,
     }
-    size = f"{format_count(len(report.loaded), 'tensor')}, {format_nbytes(report.nbytes)}"
-    shown = [
-        f"{escape(store.url)}@{report.info.name}",
-        f"  from   {escape(args.src)} ({report.format})",
-        f"  size   {size}",
-        "  check  digests are those of the source",
-    ]
-    if report.renamed:
-        shown.append(
-            f"  {format_count(len(report.renamed), 'name')} escaped (/ and ~ within a key)"
-        )
-    out.result(document, *shown)
+
+
+def _notes(report: ConvertReport, out: Output) -> int:
+    """Say on stderr what is to be minded; the exit code."""
     _note_opaque(report.opaque, out)
     for name, reason in report.skipped.items():
         out.note(f"not carried: {name}: {reason}")
+    for note in report.notes:
+        out.note(note)
     return PARTIAL if any(not r.startswith("file ") for r in report.skipped.values()) else OK
 
 

@@ -61,6 +61,7 @@ _HOMES = {
     "annotate_newest": "notes",
     "begin_parts": "parts",
     "build_tree": "leaves",
+    "cast_array": "cast",
     "check_metadata": "notes",
     "check_metrics": "notes",
     "commit_parts": "parts",
@@ -149,6 +150,7 @@ __all__ = [
     "api",
     "begin_parts",
     "build_tree",
+    "cast_array",
     "check_metadata",
     "check_metrics",
     "commit_parts",
@@ -224,6 +226,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.background import save_in_background as save_in_background
     from ckptfmt.engine.background import settle as settle
     from ckptfmt.engine.call import settle_call as settle_call
+    from ckptfmt.engine.cast import cast_array as cast_array
     from ckptfmt.engine.catalog import list_checkpoints as list_checkpoints
     from ckptfmt.engine.catalog import list_indexes as list_indexes
     from ckptfmt.engine.catalog import newest_readable as newest_readable

@@ -66,8 +66,8 @@ def build_tree(
     makers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     registered: bool = True,
 ) -> Any:
-    """The tree of leaves that another process flattened; `containers` as in a `FlatTree`, the rest
-    as in `unflatten`."""
+    """The tree of leaves that were flattened elsewhere, or renamed; `containers` as in a `FlatTree`,
+    the rest as in `unflatten`."""
     rows = {name: (kind, data) for name, kind, data in containers}
     return unflatten(names, leaves, rows, partial=partial, makers=makers, registered=registered)
 

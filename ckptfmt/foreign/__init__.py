@@ -15,7 +15,7 @@ from ckptfmt.foreign.base import (
     tree_of,
 )
 from ckptfmt.foreign.conversion import convert, same_digests
-from ckptfmt.foreign.exporters import export, is_foreign, is_store
+from ckptfmt.foreign.exporters import export, is_foreign
 from ckptfmt.foreign.opening import ForeignCheckpoint, open_foreign
 from ckptfmt.foreign.registry import (
     EXPORTERS,
@@ -25,6 +25,7 @@ from ckptfmt.foreign.registry import (
     importer_names,
     read_foreign,
 )
+from ckptfmt.foreign.stored import is_store
 
 __all__ = [
     "EXPORTERS",

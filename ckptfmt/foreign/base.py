@@ -10,7 +10,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,13 @@ class ForeignTensor:
     identity: Hashable | None = None
     attributes: Mapping[str, object] = field(default_factory=dict)
     box: BoxReader | None = None
+
+
+def like(tensor: ForeignTensor, **changes: Any) -> ForeignTensor:
+    """A tensor with some other fields; also of a kind that looks its fields up (`replace` would
+    ask that kind to make it)."""
+    values = {field.name: getattr(tensor, field.name) for field in fields(ForeignTensor)}
+    return ForeignTensor(**{**values, **changes})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +162,7 @@ def tree_of(
             made = flat.tensors[row].keep
             assert isinstance(made, ForeignTensor)
             foreign = "/".join(_plain(part) for part in split_name(name))
-            tensors[name] = replace(made, name=name, foreign_name=foreign)
+            tensors[name] = like(made, name=name, foreign_name=foreign)
     return ForeignTree(
         file_format,
         tensors,

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ckptfmt.errors import CorruptError, ExistsError, UnsupportedError, UsageError
 from ckptfmt.events import Event, Progress
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
-from ckptfmt.foreign.opening import ForeignCheckpoint
-from ckptfmt.foreign.registry import read_foreign
+from ckptfmt.foreign.mapped import Mapped, map_tree
+from ckptfmt.foreign.opening import ForeignCheckpoint, read_source
+from ckptfmt.foreign.rule_rows import parse_rules
 from ckptfmt.foreign.streaming import PackedStream, Window, check_values, is_streamed, shifted
 from ckptfmt.reports import ConvertReport
-from ckptfmt.types import CheckpointInfo, DigestName, IfExists, StrPath, Unknown
+from ckptfmt.types import CheckpointInfo, DigestName, IfExists, Rules, StrPath, Unknown
 
 if TYPE_CHECKING:
     from ckptfmt.engine import FlatTree, Store
@@ -42,6 +43,8 @@ def convert(
     progress: Progress = False,
     unknown: Unknown = "opaque",
     allow_partial: bool = False,
+    rules: Rules = (),
+    dry_run: bool = False,
 ) -> ConvertReport:
     """Carry a foreign file or folder into a store: every leaf, bit for bit, or an error.
 
@@ -50,30 +53,41 @@ def convert(
     the checkpoint, not the caller's trust.
 
     Args:
-        src: For example `model.safetensors`, or a folder with its `*.index.json`.
+        src: For example `model.safetensors`, or a folder with its `*.index.json`; or a store, whose
+            checkpoint keeps its step or name unless `step` or `name` says otherwise.
         dst: The store.
         source_format: Its format, where it shall not be found out from the content.
         metadata: Added to what the file says about itself; the caller's wins.
         unknown: What becomes of objects whose class is code: "opaque" carries the plain data they
             consist of, `{"class": "pkg.Name", "state": ...}`; "refuse" is an error.
         allow_partial: Go on where something cannot be carried; the report's `skipped` names it.
+        rules: Other names and layouts: rows like `{"rename": "^module/", "to": ""}`, applied in
+            order, each to what the one before made; `docs/convert.md` lists their kinds.
+        dry_run: Write nothing: the report says what would be carried, and what each rule matches.
     Raises:
+        UsageError: A rule is not understood, touches nothing, or does not fit what it touches.
         UnsupportedError: A leaf cannot be carried; it is named, and nothing was written.
         CorruptError: The file is damaged or hostile, or changed while it was read.
     """
     from ckptfmt.engine import api
 
     started = datetime.now(UTC)
-    tree = read_foreign(src, source_format=source_format)
-    _check_complete(src, tree, unknown=unknown, allow_partial=allow_partial)
-    source = _source(src, tree)
+    parsed = parse_rules(rules)
+    source = read_source(src, source_format=source_format)
+    mapped = map_tree(source.tree, source.flat, parsed)
+    _check_complete(src, mapped.tree, unknown=unknown, allow_partial=allow_partial or dry_run)
+    if dry_run:
+        return _report(None, mapped)
+    if source.info is not None and step is None and name is None:
+        step, name = source.info.step, None if source.info.step is not None else source.info.name
+    lazy = _source(src, mapped.tree)
     info = api.save(
-        source.tree(),
+        lazy.tree(),
         dst,
         step=step,
         name=name,
-        metadata={**_foreign_metadata(tree), **metadata},
-        metrics=metrics,
+        metadata={**_foreign_metadata(mapped.tree), **metadata},
+        metrics={**(source.info.metrics if source.info is not None else {}), **metrics},
         if_exists=if_exists,
         codec=codec,
         chunk_nbytes=chunk_nbytes,
@@ -81,14 +95,23 @@ def convert(
         durable=durable,
         progress=progress,
     )
-    _check(source, info, dst, is_new=info.created >= started, progress=progress)
+    _check(lazy, info, dst, is_new=info.created >= started, progress=progress)
+    return _report(info, mapped)
+
+
+def _report(info: CheckpointInfo | None, mapped: Mapped) -> ConvertReport:
+    tree = mapped.tree
     return ConvertReport(
         info=info,
         format=tree.format,
         loaded=list(tree.tensors),
-        renamed={t.foreign_name: n for n, t in tree.tensors.items() if t.foreign_name != n},
+        renamed=mapped.renamed,
+        transformed=mapped.transformed,
+        dropped=mapped.dropped,
         skipped={**tree.skipped, **tree.ignored},
         opaque=dict(tree.opaque),
+        rules=mapped.rules,
+        notes=mapped.notes,
         nbytes=tree.nbytes,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,13 @@ import numpy as np
 
 from ckptfmt.errors import CorruptError, NotFoundError, UsageError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
+from ckptfmt.foreign.mapped import map_tree
 from ckptfmt.foreign.registry import read_foreign
+from ckptfmt.foreign.rule_rows import parse_rules
+from ckptfmt.foreign.stored import FORMAT, is_store, open_stored, read_stored
+from ckptfmt.foreign.streaming import is_streamed
 from ckptfmt.reports import Damage, VerifyReport
-from ckptfmt.types import CheckpointInfo, Mode, Select, StrPath
+from ckptfmt.types import CheckpointInfo, Mode, Rules, Select, StrPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,15 +27,43 @@ if TYPE_CHECKING:
     from ckptfmt.engine import FlatTree, TreeSource
 
 
-def open_foreign(path: StrPath) -> ForeignCheckpoint:
+def open_foreign(
+    path: StrPath, *, source_format: str | None = None, rules: Rules = ()
+) -> ForeignCheckpoint:
     """Open a file or folder of another format, or a TensorFlow prefix. Its values are not read yet.
 
+    Args:
+        source_format: Its format, where it shall not be found out from the content.
+        rules: Other names and layouts, as in `convert`; with rules the path may be a store's too.
     Raises:
         NotFoundError: There is no such file; or shards of a folder are missing: all are named.
         UnsupportedError: No importer recognises it.
         CorruptError: It is damaged or hostile.
+        UsageError: A rule is not understood, touches nothing or does not fit.
     """
-    return ForeignCheckpoint(os.fspath(path), read_foreign(path))
+    if not rules:
+        return ForeignCheckpoint(os.fspath(path), read_foreign(path, source_format=source_format))
+    source = read_source(path, source_format=source_format)
+    mapped = map_tree(source.tree, source.flat, parse_rules(rules))
+    return ForeignCheckpoint(os.fspath(path), mapped.tree, source.info)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTree:
+    """What a conversion starts from: a tree, the same as columns, and, of a store, the checkpoint."""
+
+    tree: ForeignTree
+    flat: FlatTree
+    info: CheckpointInfo | None = None
+
+
+def read_source(path: StrPath, *, source_format: str | None = None) -> SourceTree:
+    """The tree of a foreign file, or of a checkpoint of a store, its values unread."""
+    if source_format == FORMAT or (source_format is None and is_store(path)):
+        checkpoint = open_stored(path)
+        return SourceTree(*read_stored(checkpoint), checkpoint.info)
+    tree = read_foreign(path, source_format=source_format)
+    return SourceTree(tree, ForeignCheckpoint(os.fspath(path), tree).flat)
 
 
 class ForeignStored:
@@ -82,7 +115,11 @@ class ForeignStored:
         """The tensor, or a part of it, in memory of its own. A foreign file has no digests, so
         `verify` has nothing to check.
         """
-        made = self.foreign.fetch()[region]
+        box, sides = self.foreign.box, _sides_of(region, self.shape)
+        if box is not None and sides is not None and is_streamed(self.foreign):
+            made = box(sides)
+        else:
+            made = self.foreign.fetch()[region]
         if out is None:
             return np.array(made)
         if out.shape != made.shape or out.dtype != made.dtype:
@@ -107,14 +144,31 @@ class ForeignStored:
         return np.array(made) if copy else made
 
 
+def _sides_of(region: Any, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+    """The box that an index of slices is; None for any other index."""
+    items = region if isinstance(region, tuple) else (region,)
+    if not all(isinstance(item, slice) or item is ... for item in items):
+        return None
+    if items.count(...) == 0:
+        items = (*items, ...)
+    at, missing = items.index(...), len(shape) - len(items) + 1
+    items = (*items[:at], *(slice(None),) * missing, *items[at + 1 :])
+    if len(items) != len(shape) or any(item is ... for item in items):
+        return None
+    ends = [item.indices(n) for item, n in zip(items, shape)]
+    if any(step != 1 or start >= stop for start, stop, step in ends):
+        return None
+    return tuple(slice(start, stop) for start, stop, _ in ends)
+
+
 class ForeignCheckpoint(Mapping[str, Any]):
     """A foreign file or folder, seen as a checkpoint: leaf name -> `ForeignStored` or plain value.
 
     A context manager.
     """
 
-    def __init__(self, path: str, foreign: ForeignTree) -> None:
-        self.path, self.foreign = path, foreign
+    def __init__(self, path: str, foreign: ForeignTree, info: CheckpointInfo | None = None) -> None:
+        self.path, self.foreign, self._info = path, foreign, info
         self._flat = foreign.flat
         self._positions: dict[str, int] | None = None
 
@@ -146,7 +200,10 @@ class ForeignCheckpoint(Mapping[str, Any]):
 
     @property
     def info(self) -> CheckpointInfo:
-        """What is known without a store: size, count and the file's own metadata."""
+        """What is known without a store: size, count and the file's own metadata; of a store, what
+        its checkpoint says."""
+        if self._info is not None:
+            return self._info
         return CheckpointInfo(
             name=os.path.basename(os.path.normpath(self.path)),
             step=None,

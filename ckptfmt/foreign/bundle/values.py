@@ -67,8 +67,9 @@ class DataFiles:
         self._check_raw(entry, at)
         raw = self.raw(entry).view(f"V{kind.nbytes}").reshape(entry.shape)
         index: tuple[Any, ...] = (*sides, ...)
-        cut = np.ascontiguousarray(raw[index])
-        part = entry._replace(shape=cut.shape)
+        wanted = raw[index]
+        cut = np.ascontiguousarray(wanted)  # which makes one axis of none
+        part = entry._replace(shape=wanted.shape)
         return _view(cut.reshape(-1).view(np.uint8), part, self.big_endian)
 
     def _check_raw(self, entry: Entry, at: str) -> None:

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from ckptfmt.foreign.exporters.exporting import export, is_foreign, is_store
+from ckptfmt.foreign.exporters.exporting import export, is_foreign
 
-__all__ = ["export", "is_foreign", "is_store"]
+__all__ = ["export", "is_foreign"]

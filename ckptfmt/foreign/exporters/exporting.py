@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
-from ckptfmt.engine import Checkpoint, Reporter, Store, api, parse_where
+from ckptfmt.engine import Checkpoint, Reporter, Store, api
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
 from ckptfmt.events import Event, Progress
 from ckptfmt.foreign.base import ForeignTensor
@@ -22,6 +22,7 @@ from ckptfmt.foreign.exporters.tree import (
 )
 from ckptfmt.foreign.opening import ForeignCheckpoint
 from ckptfmt.foreign.registry import detect_format, find_exporter, read_foreign
+from ckptfmt.foreign.stored import is_store
 from ckptfmt.reports import ConvertReport
 from ckptfmt.types import At, Select, StrPath
 
@@ -125,11 +126,6 @@ def _tree(source: Checkpoint | ForeignCheckpoint, names: Select | None, root: st
     if isinstance(source, Checkpoint):
         return tree_of_checkpoint(source, names=names, root=root)
     return tree_of_foreign(source, names=names, root=root)
-
-
-def is_store(path: StrPath) -> bool:
-    """Whether `STORE[@WHICH]` is a store of this machine."""
-    return os.path.isdir(os.path.join(parse_where(path)[0].url, "checkpoints"))
 
 
 def is_foreign(path: StrPath) -> bool:

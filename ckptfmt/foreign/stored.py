@@ -1,0 +1,102 @@
+"""A checkpoint of a store as a source of a conversion, like a file of another format."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ckptfmt.foreign.base import ForeignTensor, ForeignTree
+from ckptfmt.foreign.mapped import KEEP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptfmt.engine import Checkpoint, FlatTree, Store, StoredTensor
+    from ckptfmt.types import StrPath
+
+FORMAT = "ckptfmt"
+
+
+def is_store(path: StrPath) -> bool:
+    """Whether `STORE[@WHICH]` is a URL, or a store of this machine."""
+    from ckptfmt.engine import parse_where
+
+    if "://" in os.fspath(path):
+        return True
+    return os.path.isdir(os.path.join(parse_where(path)[0].url, "checkpoints"))
+
+
+def open_stored(path: StrPath | Store) -> Checkpoint:
+    """The checkpoint that a path names."""
+    from ckptfmt.engine import parse_where
+
+    store, at = parse_where(path)
+    return store.open(at)
+
+
+def read_stored(checkpoint: Checkpoint) -> tuple[ForeignTree, FlatTree]:
+    """A checkpoint's leaves, unread, and the same as columns.
+
+    The tree has no `root`: rules make one, also if there are none (`map_tree`).
+    """
+    from ckptfmt.engine import FlatTree, StoredTensor, TensorSource
+    from ckptfmt.format import LEAF_TENSOR, parse_value
+
+    section = checkpoint.index.tree
+    flat = FlatTree(
+        names=list(section.leaf_names),
+        kinds=section.leaf_kinds.tolist(),
+        rows=section.leaf_rows.tolist(),
+        values=list(section.values),
+        containers=list(
+            zip(section.container_names, section.container_kinds, section.container_arguments)
+        ),
+        container_attributes={
+            key: list(zip(found.rows.tolist(), found.values))
+            for key, found in section.container_attributes.items()
+        },
+    )
+    attributes: dict[int, dict[str, object]] = {}
+    for key, found in section.leaf_attributes.items():
+        for position, data in zip(found.rows.tolist(), found.values):
+            attributes.setdefault(position, {})[key] = parse_value(data, KEEP, where=key)
+    tensors: dict[str, ForeignTensor] = {}
+    for position, (name, kind, row) in enumerate(zip(flat.names, flat.kinds, flat.rows)):
+        if kind == LEAF_TENSOR:
+            stored = StoredTensor(checkpoint, name, row)
+            tensors[name] = _tensor(checkpoint, stored, attributes.get(position, {}))
+    for row in range(len(section.tensor_dtypes)):
+        fetch = partial(_fetch_row, checkpoint, row)
+        flat.tensors.append(TensorSource(section.dtype(row).name, section.shape(row), fetch))
+    made = ForeignTree(FORMAT, tensors, metadata=dict(checkpoint.info.metadata))
+    return made, flat
+
+
+def _tensor(
+    checkpoint: Checkpoint, stored: StoredTensor, attributes: dict[str, object]
+) -> ForeignTensor:
+    info = checkpoint.info
+    return ForeignTensor(
+        name=stored.name,
+        foreign_name=stored.name,
+        dtype=stored.dtype_name,
+        shape=stored.shape,
+        nbytes=stored.nbytes,
+        where=f"{info.url}@{info.name}: {stored.name}",
+        fetch=stored.read,
+        identity=("row", stored.row),
+        attributes=attributes,
+        box=partial(_read_box, stored),
+    )
+
+
+def _fetch_row(checkpoint: Checkpoint, row: int) -> NDArray[Any]:
+    from ckptfmt.engine import source_of
+
+    source = source_of(checkpoint)
+    return source.tensors([row], mode="read", verify=True, progress=False)[row]
+
+
+def _read_box(stored: StoredTensor, sides: tuple[slice, ...]) -> NDArray[Any]:
+    return stored.read((*sides, ...))
