@@ -65,13 +65,18 @@ def plan_pieces(flat: FlatTree, options: SaveOptions) -> Pieces:
     Raises:
         UsageError: As `plan_save`.
     """
+    if all(source.parts is None for _, source in flat.tensors.others()):
+        plan = plan_save(flat, options)
+        tensors = np.arange(len(flat.tensors))
+        return Pieces(plan, tensors, tensors, np.array(flat.rows, np.int64), len(flat.rows))
     sources = Sources()
     origins: list[tuple[int, ...]] = []
     tensor_of: list[int] = []
     first: list[int] = []
     shapes = list(flat.tensors.shapes())
+    hollow: dict[str, TensorSource] = {}
     for row, source in enumerate(flat.tensors.items):
-        first.append(len(sources))
+        first.append(len(sources.items))
         none = (0,) * len(shapes[row])
         if not isinstance(source, TensorSource) or source.parts is None:
             sources.append(source)
@@ -81,9 +86,12 @@ def plan_pieces(flat: FlatTree, options: SaveOptions) -> Pieces:
                 sources.append(part.source)
                 origins.append(part.origin)
         else:  # none of it is here: its dtype and shape are told all the same
-            sources.append(TensorSource(source.dtype, (0,), partial(np.zeros, 0)))
+            dtype = source.dtype
+            if dtype not in hollow:
+                hollow[dtype] = TensorSource(dtype, (0,), partial(np.zeros, 0))
+            sources.append(hollow[dtype])
             origins.append(none)
-        tensor_of += [row] * (len(sources) - first[-1])
+        tensor_of += [row] * (len(sources.items) - first[-1])
     plan = plan_save(_expanded(flat, sources, first, tensor_of), options)
     tree = plan.tree
     ndims = np.fromiter((len(shapes[row]) for row in tensor_of), np.uint8, len(tensor_of))
@@ -104,7 +112,7 @@ def _expanded(flat: FlatTree, sources: Sources, first: list[int], tensor_of: lis
     """The tree with a tensor per piece; a piece after a tensor's first gets a leaf of its name, by
     which codec and chunk size are chosen."""
     rows = [row if kind == 1 else first[row] for kind, row in zip(flat.kinds, flat.rows)]
-    further = sorted(set(range(len(sources))) - set(first))
+    further = sorted(set(range(len(sources))) - set(first)) if len(sources) > len(first) else []
     names: dict[int, str] = {}
     if further:
         for name, kind, row in zip(flat.names, flat.kinds, flat.rows):

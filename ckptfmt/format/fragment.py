@@ -95,7 +95,7 @@ def pack_fragment(
     about = replace(
         about, tree_digest=digest(packed, about.algorithm), metadata={_KEY: metadata}, metrics={}
     )
-    return pack_index(about, files, placement, packed, about.txn)
+    return pack_index(about, files, placement, packed, about.txn, kept=False)
 
 
 def parse_fragment(data: bytes | memoryview, where: str = "fragment") -> Fragment:

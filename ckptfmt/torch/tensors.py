@@ -6,7 +6,6 @@ without a copy kernel) arrives as it left.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,6 +19,7 @@ from ckptfmt.errors import UsageError
 from ckptfmt.torch.cuda import CUDA, fill, is_far
 from ckptfmt.torch.dtypes import ATTRIBUTE, CARRIED, X2, Carried, name_of, numpy_dtype, torch_dtype
 from ckptfmt.torch.facts import COMPOSITE, cure_of, text_of_facts
+from ckptfmt.torch.host_memory import BITS, host_array, lent, lies_plainly
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,13 +32,6 @@ _FREED = (
     "a tensor whose storage was freed or is too small for it",
     "take it while it has its data (outside the sharding wrapper that frees it), or a clone",
 )
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ORDER = "<" if sys.byteorder == "little" else ">"
-_KINDS = {
-    torch.uint8: "|u1",
-    **{dtype: f"{_ORDER}i{width}" for width, dtype in _BITS.items() if width > 1},
-    torch.complex128: f"{_ORDER}c16",
-}
 _FORMATS = {
     "channels_last": (4, torch.channels_last),
     "channels_last_3d": (5, torch.channels_last_3d),
@@ -160,10 +153,9 @@ def identity_of(tensor: Any) -> Hashable | None:
         return ("torch.meta", id(tensor))
     return (
         "torch",
-        str(tensor.device),
-        tensor.untyped_storage().data_ptr(),
-        tensor.storage_offset(),
-        tuple(tensor.shape),
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.shape,
         tensor.stride(),
         tensor.dtype,
         tensor.is_conj(),
@@ -190,7 +182,7 @@ def bits(tensor: Any) -> Any:
     """The same memory as integers, strides kept; as it is where torch has no such view of it."""
     tensor = tensor.detach()
     lazy = tensor.is_conj() or tensor.is_neg()
-    width = None if lazy else _BITS.get(tensor.element_size())
+    width = None if lazy else BITS.get(tensor.element_size())
     return tensor if width is None else tensor.view(width)
 
 
@@ -200,29 +192,18 @@ def flat(tensor: Any) -> Any:
     return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
-class _Lent:
-    """A tensor's memory for NumPy. `Tensor.numpy()` would forbid the storage to be resized ever
-    again, and a save must not change what its caller may do (observers grow their buffers)."""
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, tensor: Any, kind: str) -> None:
-        self.tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": kind,
-            "shape": tuple(tensor.shape),
-            "data": (tensor.data_ptr(), False),
-        }
-
-
-def host_array(tensor: Any) -> NDArray[Any]:
-    """The array over a contiguous host tensor of integers; the array keeps the tensor alive."""
-    kind = _KINDS.get(tensor.dtype)
-    if kind is None or not tensor.numel():
-        made: NDArray[Any] = tensor.numpy()
-        return made
-    return np.asarray(_Lent(tensor, kind))
+def plain_array(tensor: Any) -> NDArray[Any] | None:
+    """The array over a tensor that a `TensorSource` would say nothing else about; None for others,
+    and for what `check` refuses."""
+    plain = (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and lies_plainly(tensor)
+        and not CARRIED[tensor.dtype].attributes
+        and not lacks_memory(tensor)
+    )
+    return lent(tensor) if plain else None
 
 
 def to_array(tensor: Any, name: str = "") -> NDArray[Any]:
@@ -231,6 +212,8 @@ def to_array(tensor: Any, name: str = "") -> NDArray[Any]:
     Raises:
         UsageError: A narrow integer type holds a byte outside its range.
     """
+    if lies_plainly(tensor):
+        return lent(tensor)
     carried = CARRIED[tensor.dtype]
     plain = tensor.detach().resolve_conj().resolve_neg()
     raw = host_array(bits(plain).cpu().contiguous())
@@ -305,7 +288,7 @@ def _as_bits(array: NDArray[Any], carried: Carried, name: str) -> NDArray[Any]:
             )
         raw = array.view(np.uint8) & 0x0F
         return np.ascontiguousarray(raw[..., 0::2] | (raw[..., 1::2] << 4))
-    if array.itemsize in _BITS and array.dtype != np.bool_:
+    if array.itemsize in BITS and array.dtype != np.bool_:
         return array.view(f"i{array.itemsize}" if array.itemsize > 1 else np.uint8)
     return array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -31,7 +31,10 @@ from ckptfmt.torch.dcp.skeleton import (
     skeleton_of_paths,
 )
 from ckptfmt.torch.dtypes import CARRIED, X2
-from ckptfmt.torch.tensors import MEMORY_FORMAT, source
+from ckptfmt.torch.tensors import MEMORY_FORMAT, identity_of, plain_array, source
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def skeleton_of_plan(plan: SavePlan) -> Any:
@@ -63,8 +66,12 @@ class RankTree:
     objects: list[list[Any]] = field(default_factory=list)
     _rows: dict[object, int] = field(default_factory=dict)
     _containers: set[str] = field(default_factory=set)
+    _above: object = None
 
     def containers(self, above: Sequence[tuple[str, Any]]) -> None:
+        if above is self._above:
+            return
+        self._above = above
         for name, node in above:
             if name not in self._containers:
                 self._containers.add(name)
@@ -74,13 +81,19 @@ class RankTree:
 
     def tensor(self, name: str, tensor: TensorSource) -> None:
         flat = self.flat
-        key = tensor.identity if tensor.identity is not None else ("row", len(flat.tensors))
-        row = self._rows.setdefault(key, len(flat.tensors))
-        if row == len(flat.tensors):
-            flat.tensors.append(tensor)
         for attribute, value in tensor.attributes.items():
             pairs = flat.attributes.setdefault(attribute, [])
             pairs.append((len(flat.names), pack_value(value)))
+        self.array(name, tensor, tensor.identity)
+
+    def array(self, name: str, tensor: TensorSource | NDArray[Any], identity: object) -> None:
+        """A tensor of which there is no more to say than its dtype and shape."""
+        flat = self.flat
+        row = count = len(flat.tensors.items)
+        if identity is not None:
+            row = self._rows.setdefault(identity, count)
+        if row == count:
+            flat.tensors.append(tensor)
         flat.names.append(name)
         flat.kinds.append(0)
         flat.rows.append(row)
@@ -124,7 +137,7 @@ def rank_tree(plan: SavePlan, planner: SavePlanner, skeleton: Any) -> RankTree:
             made.object((fqn, name), above, object_of(planner, items[0], name))
         else:
             made.containers(above)
-            made.tensor(name, _tensor(items, planner, name))
+            _add_tensor(made, items, planner, name)
     if by_fqn:
         raise InternalError(
             "an item has no place in the tree",
@@ -135,13 +148,26 @@ def rank_tree(plan: SavePlan, planner: SavePlanner, skeleton: Any) -> RankTree:
     return made
 
 
-def _tensor(items: Sequence[WriteItem], planner: SavePlanner, name: str) -> TensorSource:
+def _add_tensor(
+    tree: RankTree, items: Sequence[WriteItem], planner: SavePlanner, name: str
+) -> None:
     """What this rank writes of a tensor: all of it, or boxes."""
-    held = [(item.tensor_data, planner.resolve_data(item).detach()) for item in items]
+    whole, tensor = items[0].tensor_data, planner.resolve_data(items[0])
+    if len(items) == 1 and whole.chunk.sizes == whole.size:
+        array = plain_array(tensor)
+        if array is None:
+            tree.tensor(name, source(tensor.detach(), name))
+        else:
+            tree.array(name, array, identity_of(tensor))
+        return
+    held = [(whole, tensor.detach())]
+    held += [(item.tensor_data, planner.resolve_data(item).detach()) for item in items[1:]]
+    tree.tensor(name, _in_parts(held, name))
+
+
+def _in_parts(held: Sequence[tuple[Any, Any]], name: str) -> TensorSource:
     whole = held[0][0]
     first = source(held[0][1], name)
-    if len(held) == 1 and tuple(whole.chunk.sizes) == tuple(whole.size):
-        return first
     parts = []
     for data, tensor in held:
         if tensor.numel():
@@ -172,6 +198,7 @@ def coordinator_tree(
     entries = metadata.state_dict_metadata
     used: set[str] = set()
     own: set[str] = set()
+    stubs: dict[object, TensorSource] = {}
 
     def item(fqn: str) -> Any:
         entry = entries.get(fqn)
@@ -179,7 +206,8 @@ def coordinator_tree(
             return DROP  # the planner left it out
         used.add(fqn)
         if isinstance(entry, TensorStorageMetadata):
-            return _stub(entry)
+            key = entry.properties.dtype, entry.size
+            return stubs.get(key) or stubs.setdefault(key, _stub(entry))
         if fqn not in objects:
             raise UsageError(
                 "no rank wrote an object that is in the plan",
@@ -199,7 +227,8 @@ def coordinator_tree(
             "an item has no place in the tree", reason="dcp-path", where=repr(fqn), do="report this"
         )
     flat = flatten(tree)
-    _mark_planner_bytes(flat, {name for fqn, name, _ in names_of(skeleton) if fqn in own})
+    if own:
+        _mark_planner_bytes(flat, {name for fqn, name, _ in names_of(skeleton) if fqn in own})
     return flat
 
 
@@ -217,5 +246,4 @@ def _mark_planner_bytes(flat: FlatTree, names: set[str]) -> None:
             where=min(names - set(flat.names)),
             do="use a dict instead of the list",
         )
-    if found:
-        flat.attributes[PLANNER_BYTES] = found
+    flat.attributes[PLANNER_BYTES] = found

@@ -173,7 +173,10 @@ def filled(node: Any, item_of: Callable[[str], Any], name: str = "") -> Any:
         return kept if kept or not made else DROP
     new = _empty_like(node, name)
     for key, item in node.items():
-        value = filled(item, item_of, join_name(name, escape_key(key)))
+        if isinstance(item, Slot):
+            value = item_of(item)
+        else:
+            value = filled(item, item_of, join_name(name, escape_key(key)))
         if value is not DROP:
             new[key] = value
     # A mapping that lost all its items was not empty before: nobody wrote any of them.
@@ -189,6 +192,10 @@ def names_of(
         return
     items = node.items.items() if isinstance(node, Positions) else node.items()
     here = (*above, (name, node))
+    is_list = isinstance(node, Positions)
     for key, item in items:
-        part = str(key) if isinstance(node, Positions) else escape_key(key)
-        yield from names_of(item, join_name(name, part), here)
+        below = join_name(name, str(key) if is_list else escape_key(key))
+        if isinstance(item, Slot):
+            yield str(item), below, here
+        else:
+            yield from names_of(item, below, here)

@@ -20,6 +20,7 @@ from ckptfmt.torch.tensors import (
     bits,
     from_array,
     identity_of,
+    plain_array,
     source,
     stored_shape,
     to_array,
@@ -67,6 +68,37 @@ def test_every_bit_pattern_of_every_dtype_survives_the_way_through_numpy(row: An
     assert array.shape == stored_shape(tensor)
     back = from_array(array, source(tensor, "t").attributes)
     assert same_bits(tensor, back)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("row", DTYPES, ids=lambda row: row.name)
+def test_a_tensor_that_lies_as_it_is_stored_is_taken_as_an_array(row: Any) -> None:
+    tensor = patterns(row.name)
+    array = plain_array(tensor)
+    if array is None:
+        assert row.narrow or row.attributes or row.name == "float4_e2m1fn_x2"
+        return
+    assert array.dtype.name == row.stored
+    assert array.tobytes() == bits(tensor).contiguous().numpy().tobytes()
+    assert array.__array_interface__["data"][0] == tensor.data_ptr()
+
+
+def test_a_tensor_with_more_to_say_is_not_taken_as_an_array() -> None:
+    class Own(torch.Tensor):
+        pass
+
+    z = torch.ones(3, dtype=torch.complex64)
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)
+    others = [
+        torch.ones(4, 4).t(), torch.ones(3)[::2], torch.ones(0), z.conj(), z.conj().imag,
+        torch.ones(3, device="meta"), torch.ones(3).to_sparse(), freed, torch.ones(3).as_subclass(Own),
+        torch._efficientzerotensor((3,)),
+    ]  # fmt: skip
+    assert [plain_array(tensor) for tensor in others] == [None] * len(others)
+    lent = torch.ones(3)
+    assert plain_array(lent) is not None
+    lent.resize_(100)  # is not forbidden, as `numpy()` would
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
