@@ -15,12 +15,13 @@ from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.distributed import is_sync_on_read
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
 from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.optimizer_target import OptimizerTarget
 from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.replicas import beside, source_of_replicas
 from ckptfmt.tensorflow.rng import RngState, RngTarget, keep_generators
 from ckptfmt.tensorflow.rng import capture as capture_rng
 from ckptfmt.tensorflow.survey import Found, Keys, name_of, nest
-from ckptfmt.tensorflow.targets import ObjectTarget, OptimizerTarget, VariableTarget
+from ckptfmt.tensorflow.targets import ObjectTarget, VariableTarget
 from ckptfmt.tensorflow.tensors import (
     ALIASES,
     identity_of,

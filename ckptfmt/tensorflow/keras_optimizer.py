@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ckptfmt.errors import UsageError, warn
 from ckptfmt.format import parse_key, split_name
-from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.objects import empty_nodes, survey
 from ckptfmt.tensorflow.survey import Found, Keys, name_of
 from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_variable
 from ckptfmt.tensorflow.trackables import is_keras
@@ -211,6 +211,26 @@ def _check_complete(
             found=f"{len(found)}",
             do="keep one list per kind of slot, an item for each trainable variable, as attributes",
         )
+
+
+def all_exist(owners: set[str], peers: Peers) -> bool:
+    """False if an optimizer's variables are still to come: none is in the tree, or one of those that
+    have stored state is below a layer that is not built.
+
+    Args:
+        owners: Names of variables with stored state, below `state`.
+    """
+    models = _models(peers)
+    there = {
+        name
+        for model in models
+        for one in model.found.values()
+        for path in (one.name, *one.aliases)
+        for name in (path, f"{model.name}/{path}")
+    }
+    if owners <= there:
+        return True
+    return bool(owners & there) and not any(empty_nodes(survey(m.obj, m.name)) for m in models)
 
 
 def variables_to_build_on(optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:

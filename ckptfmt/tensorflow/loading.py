@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from ckptfmt.engine import Checkpoint, Store, api
 from ckptfmt.events import Progress
-from ckptfmt.format import escape_key, join_name
+from ckptfmt.format import escape_key, join_name, parse_key, split_name
+from ckptfmt.tensorflow.deferred import Rules, collecting
 from ckptfmt.tensorflow.status import RestoreStatus
 from ckptfmt.tensorflow.tensors import make_tensor
 from ckptfmt.types import At, Group, Mode, Select, StrPath
@@ -79,8 +80,9 @@ def restore(
         build: First build Keras layers that are not built, from the build configs recorded at save.
             The other arguments are those of `ckptfmt.restore`.
     """
-    return RestoreStatus(
-        api.restore(
+    rules = Rules(strict, allow_missing, allow_unexpected, allow_cast)
+    with collecting(rules) as deferred:
+        report = api.restore(
             objects,
             source,
             step=step,
@@ -97,7 +99,22 @@ def restore(
             atomic=atomic,
             group=group,
         )
-    )
+    counters = deferred.counters
+    return RestoreStatus(report, deferred, lambda n: n in counters or is_plain_at(objects, n))
+
+
+def is_plain_at(tree: Any, name: str) -> bool:
+    """True if a plain value or a single integer stands at a name of a tree."""
+    for key in (parse_key(part) for part in split_name(name)):
+        if isinstance(tree, dict) and key in tree:
+            tree = tree[key]
+        elif isinstance(tree, (list, tuple)) and str(key).isdigit() and int(str(key)) < len(tree):
+            tree = tree[int(str(key))]
+        else:
+            return False
+    if isinstance(tree, (np.ndarray, np.generic)):
+        return tree.ndim == 0 and tree.dtype.kind in "iub"
+    return tree is None or isinstance(tree, (bool, int, float, complex, str, bytes, list, tuple))
 
 
 def to_tensors(tree: Any) -> Any:

@@ -9,11 +9,17 @@ import keras
 import tensorflow as tf
 
 from ckptfmt.errors import UsageError
+from ckptfmt.format import join_name
 from ckptfmt.tensorflow.distributed import shards_of
 from ckptfmt.tensorflow.keras_objects import given_name, keras_children, trust_full_name
-from ckptfmt.tensorflow.survey import Edge, Survey, take_survey
+from ckptfmt.tensorflow.survey import Edge, Survey, name_of, take_survey
 from ckptfmt.tensorflow.tensors import identity_of
-from ckptfmt.tensorflow.trackables import is_container, is_keras, trackable_children
+from ckptfmt.tensorflow.trackables import (
+    is_container,
+    is_keras,
+    trackable_children,
+    tracked_containers,
+)
 
 
 def children(obj: Any, where: str) -> list[Edge]:
@@ -75,6 +81,26 @@ def _names(variables: Sequence[Any]) -> str:
     return ", ".join(names) + (f" and {len(variables) - 5} more" if len(variables) > 5 else "")
 
 
-def is_built(obj: Any) -> bool:
-    """False for a Keras object that will make variables when it is built."""
-    return bool(getattr(obj, "built", True))
+def empty_nodes(made: Survey) -> dict[str, Any]:
+    """What may be given variables later, by name: layers that are not built; modules, metrics, and
+    the lists and dicts of modules, without a variable so far."""
+    holding = {
+        "/".join(parts[:depth])
+        for one in made.found
+        for parts in [one.name.split("/")]
+        for depth in range(len(parts) + 1)
+    }
+    empty: dict[str, Any] = {}
+    for name, obj in made.nodes:
+        if isinstance(obj, keras.layers.Layer):
+            if not obj.built:
+                empty[name] = obj
+            continue
+        if name not in holding:
+            empty[name] = obj
+        if not is_keras(obj):
+            for keys, container in tracked_containers(obj):
+                below = join_name(name, name_of(keys, name))
+                if below not in holding:
+                    empty[below] = container
+    return empty

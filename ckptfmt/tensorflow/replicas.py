@@ -8,16 +8,19 @@ for bit; another number, and every other reader, takes the one value, as TensorF
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from ckptfmt.engine import ORDER_TENSOR, Comparison, Part, Staged, StoredLeaf, TensorSource
-from ckptfmt.tensorflow.distributed import keep_value, replicas_of, workers_of
+from ckptfmt.tensorflow.distributed import is_sync_on_read, keep_value, replicas_of, workers_of
 from ckptfmt.tensorflow.strategy_group import rank_of
 from ckptfmt.tensorflow.survey import Keys
-from ckptfmt.tensorflow.tensors import dtype_name, host_array, make_tensor
+from ckptfmt.tensorflow.tensors import dtype_name, host_array, make_tensor, raw_variable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SUFFIX = "@replicas"
 
@@ -46,6 +49,17 @@ def source_of_replicas(variable: Any, name: str) -> TensorSource:
     whole.parts = [Part((first, *(0 for _ in shape)), own)]
     whole.keep = variable
     return whole
+
+
+def fill_replicas(variable: Any, rows: NDArray[Any], name: str) -> None:
+    """Give a variable that came after the restore its replicas' own values, if it has as many."""
+    raw = raw_variable(variable, name)
+    if is_sync_on_read(raw):
+        first, total, shape = _rows(raw)
+        if rows.shape == (total, *shape):
+            with tf.init_scope():
+                for replica, row in zip(replicas_of(raw), rows[first:], strict=False):
+                    replica.assign(make_tensor(np.asarray(row), name))
 
 
 class ReplicasTarget:

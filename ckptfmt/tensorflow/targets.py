@@ -1,4 +1,4 @@
-"""What a restore fills: one variable, an object full of variables, an optimizer.
+"""What a restore fills: one variable, an object full of variables. Optimizers: `optimizer_target`.
 
 Each compares names, dtypes and shapes first and touches nothing; `bind` assigns in place and keeps
 the old values, which `undo` puts back bit for bit.
@@ -6,51 +6,26 @@ the old values, which `undo` puts back bit for bit.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ckptfmt.engine import (
-    ORDER_OPTIMIZER,
-    ORDER_RNG,
-    ORDER_TENSOR,
-    Comparison,
-    Staged,
-    StoredLeaf,
-    Target,
-)
-from ckptfmt.format import join_name
-from ckptfmt.tensorflow import keras_optimizer
+from ckptfmt.engine import ORDER_RNG, ORDER_TENSOR, Comparison, Staged, StoredLeaf, Target
+from ckptfmt.tensorflow.arrivals import ObjectWaiting, has_unbuilt, waits_below
+from ckptfmt.tensorflow.deferred import is_collecting, note_counter, note_target
 from ckptfmt.tensorflow.distributed import assign_as_one, is_sync_on_read, keep_value
-from ckptfmt.tensorflow.keras_optimizer import Peers
-from ckptfmt.tensorflow.objects import is_built, survey
+from ckptfmt.tensorflow.matching import absolute, ask, claim_aliases, match, report_swaps
+from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.replicas import SUFFIX, ReplicasTarget, beside
-from ckptfmt.tensorflow.survey import Found, Survey, name_of
-from ckptfmt.tensorflow.tensors import (
-    ALIASES,
-    FULL_NAME,
-    adopt,
-    dtype_name,
-    expected_shape,
-    make_tensor,
-    raw_variable,
-    tie_of,
-)
+from ckptfmt.tensorflow.survey import Found, name_of
+from ckptfmt.tensorflow.tensors import adopt, make_tensor, raw_variable, tie_of
 from ckptfmt.tensorflow.vocabularies import settle
 
-_BUILD_FIRST = "build it first: call it once, or build()"
 
-
-def absolute(where: str, name: str) -> str:
-    """The name below `where` of something that is called `name` within it."""
-    return join_name(where, name) if name else where
-
-
-class _Assigned:
+class Assigned:
     """Variables assigned so far, with their old values."""
 
     def __init__(self) -> None:
@@ -82,31 +57,19 @@ class VariableTarget:
         self._variable = variable
         self._raw = raw_variable(variable, name)
         self.identities: dict[str, Hashable] = {name: tie_of(self._raw)}
-        self._assigned = _Assigned()
+        self._assigned = Assigned()
 
     def compare(self, comparison: Comparison) -> None:
         ask(comparison, self._raw, self.name, self.name)
 
     def bind(self, staged: Staged) -> None:
         if self.name in staged:
+            note_counter(self.name, self._raw)
             value = staged.own(self.name)
             self._assigned.assign(self._variable, value, self.name, keep=staged.undoable)
 
     def undo(self) -> None:
         self._assigned.undo()
-
-
-def ask(comparison: Comparison, raw: Any, name: str, source: str, rule: str = "") -> bool:
-    """Ask for a variable's values."""
-    leaf = comparison.stored(source).get(source)
-    stored = leaf.shape if leaf is not None and leaf.dtype else None
-    return comparison.tensor(
-        name,
-        dtype_name(raw.dtype, name),
-        expected_shape(raw, stored),
-        source=source if source != name else None,
-        rule=rule,
-    )
 
 
 class ObjectTarget:
@@ -118,10 +81,16 @@ class ObjectTarget:
         random = isinstance(obj, (tf.random.Generator, keras.random.SeedGenerator))
         self.order = ORDER_RNG if random else ORDER_TENSOR
         self._obj = obj
-        self._assigned = _Assigned()
+        self._assigned = Assigned()
         self._asked: list[tuple[str, Any]] = []
         self._held: list[Target] = []
         self._nodes: list[Any] = []
+        self._known: dict[int, Any] = {}
+        self._stored: Mapping[str, StoredLeaf] = {}
+        self._pending: list[str] = []
+        self._unbuilt = False
+        self._wanted: Callable[[str], bool] = lambda name: True
+        self._waiting: ObjectWaiting | None = None
 
     def compare(self, comparison: Comparison) -> None:
         made = survey(self._obj, self.name)
@@ -148,7 +117,7 @@ class ObjectTarget:
                 self._held.append(replicas)
             elif fits:
                 self._asked.append((name, one.variable))
-            others = _claim_aliases(comparison, one, stored, self.name, source)
+            others = claim_aliases(comparison, one, stored, self.name, source)
             self.identities |= dict.fromkeys([name, *others], tie_of(raw))
             taken |= {source or name, *others}
         self._held += [holder_target(one, comparison, self.name) for one in made.holders]
@@ -156,19 +125,34 @@ class ObjectTarget:
             held.compare(comparison)
             self.identities |= getattr(held, "identities", {})
             taken.update(comparison.stored(held.name))
-        taken |= {name for name in stored if name.endswith(SUFFIX)}
-        _report_swaps(comparison, made.found, sources, stored, self.name)
-        _report_unbuilt(comparison, made, [name for name in stored if name not in taken], self.name)
+        taken |= {f"{name}{SUFFIX}" for name in taken}
+        report_swaps(comparison, made.found, sources, stored, self.name)
+        self._known = {id(one.variable): one.variable for one in made.found}
+        self._stored = stored
+        self._wanted = comparison.wanted
+        self._unbuilt = has_unbuilt(obj for _, obj in made.nodes)
+        self._pending = waits_below(made, [name for name in stored if name not in taken], self.name)
+        for name in self._pending:
+            comparison.pending(name)
 
     def bind(self, staged: Staged) -> None:
         for held in self._held:
             held.bind(staged)
         for name, variable in self._asked:
             if name in staged:
+                note_counter(name, raw_variable(variable, name))
                 self._assigned.assign(variable, staged.own(name), name, keep=staged.undoable)
         self._settle()
+        values = held_values(staged, self._pending, self._stored)
+        if values or (self._unbuilt and is_collecting()):
+            self._waiting = ObjectWaiting(self._obj, self.name, values, self._stored, self._missing)
+            self._waiting.start()
+        note_target(self)
 
     def undo(self) -> None:
+        if self._waiting is not None:
+            self._waiting.deferred.drop(self._waiting)
+            self._waiting = None
         self._assigned.undo()
         for held in reversed(self._held):
             held.undo()
@@ -177,6 +161,20 @@ class ObjectTarget:
     def _settle(self) -> None:
         for obj in self._nodes:
             settle(obj)
+
+    def unfilled(self) -> list[str]:
+        """Names of variables that were made after the restore and had no value in it."""
+        late = [] if self._waiting is None else self._waiting.arrived
+        return [
+            name
+            for one in survey(self._obj, self.name).found
+            if (name := absolute(self.name, one.name)) not in late
+            and self._missing(one.variable, name)
+        ]
+
+    def _missing(self, variable: Any, name: str) -> bool:
+        """True for a variable that was not there and takes part in the restore."""
+        return id(variable) not in self._known and self._wanted(name)
 
 
 def replicas_target(
@@ -207,206 +205,12 @@ def holder_target(one: Found, comparison: Comparison, where: str) -> Target:
     return own.target(one.variable, name)
 
 
-Source = tuple[str, str]
-"""(stored name, rule): both empty where nothing was found or the name itself matched."""
-
-
-def match(found: Sequence[Found], stored: Mapping[str, StoredLeaf], where: str) -> list[Source]:
-    """Find each variable's stored leaf: by path, by an alias, by a unique full name.
-
-    A leaf that one variable has by its path is nobody else's by full name.
-    """
-    names = {absolute(where, one.name) for one in found}
-    by_alias = {
-        absolute(where, alias): name
-        for name, leaf in stored.items()
-        for alias in _texts(leaf.attributes.get(ALIASES))
+def held_values(
+    staged: Staged, names: Sequence[str], stored: Mapping[str, StoredLeaf]
+) -> dict[str, Any]:
+    """Values for later, in memory that nobody else is given."""
+    return {
+        name: staged.own(name) if stored[name].dtype else staged[name]
+        for name in names
+        if name in staged
     }
-    by_full = _unique_full_names(stored)
-    uses = Counter(one.full_name for one in found)
-    made: list[Source] = []
-    for one in found:
-        name = absolute(where, one.name)
-        aliases = [absolute(where, alias) for alias in one.aliases]
-        full = by_full.get(one.full_name, "")
-        if name in stored:
-            made.append((name, ""))
-        elif name in by_alias:
-            made.append((by_alias[name], "alias"))
-        elif (alias := next((a for a in aliases if a in stored), "")) != "":
-            made.append((alias, "alias"))
-        elif (alias := next((a for a in aliases if a in by_alias), "")) != "":
-            made.append((by_alias[alias], "alias"))
-        elif full and full not in names and one.trusted and uses[one.full_name] == 1:
-            made.append((full, "full name"))
-        else:
-            made.append(("", ""))
-    return made
-
-
-def _texts(value: object) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
-
-
-def _unique_full_names(stored: Mapping[str, StoredLeaf]) -> dict[str, str]:
-    """Full name -> stored name, where only one stored leaf has it."""
-    names = {
-        name: str(leaf.attributes[FULL_NAME])
-        for name, leaf in stored.items()
-        if FULL_NAME in leaf.attributes
-    }
-    uses = Counter(names.values())
-    return {full: name for name, full in names.items() if uses[full] == 1}
-
-
-def _claim_aliases(
-    comparison: Comparison,
-    one: Found,
-    stored: Mapping[str, StoredLeaf],
-    where: str,
-    source: str,
-) -> list[str]:
-    """Ask for what is stored under a variable's other paths: it must hold the same values.
-
-    Returns:
-        The stored names taken.
-    """
-    taken = []
-    if source:
-        raw = raw_variable(one.variable, absolute(where, one.name))
-        for alias in (absolute(where, text) for text in one.aliases):
-            if alias in stored and alias != source:
-                ask(comparison, raw, alias, alias)
-                taken.append(alias)
-    return taken
-
-
-def _report_swaps(
-    comparison: Comparison,
-    found: Sequence[Found],
-    sources: Sequence[Source],
-    stored: Mapping[str, StoredLeaf],
-    where: str,
-) -> None:
-    """Refuse variables whose path and full name lead to two different tensors of one shape.
-
-    Keras counts full names by process, so an untrusted one is believed only where both sides have
-    exactly the same set of them: then they were counted alike, and crossed ones were swapped.
-    """
-    by_full = _unique_full_names(stored)
-    uses = Counter(one.full_name for one in found)
-    counted_alike = set(uses) == {
-        str(leaf.attributes[FULL_NAME]) for leaf in stored.values() if FULL_NAME in leaf.attributes
-    }
-    for one, (source, _) in zip(found, sources):
-        other = by_full.get(one.full_name, "")
-        if not source or not other or other == source or uses[one.full_name] > 1:
-            continue
-        if not (one.trusted or (one.numbered and counted_alike)):
-            continue
-        here, there = stored[source], stored[other]
-        if here.tensor != there.tensor and (here.dtype, here.shape) == (there.dtype, there.shape):
-            comparison.mismatch(
-                absolute(where, one.name),
-                f"full name {one.full_name}, which is stored as {other}",
-                f"full name {here.attributes.get(FULL_NAME, '')} under this path",
-            )
-
-
-def _report_unbuilt(comparison: Comparison, made: Survey, left: Sequence[str], where: str) -> None:
-    """Refuse stored names below objects that have no variables yet, one entry per object."""
-    empty = {
-        name: obj
-        for name, obj in made.nodes
-        if not is_built(obj)
-        or not any(
-            not name or one.name == name or one.name.startswith(name + "/") for one in made.found
-        )
-    }
-    waiting: Counter[str] = Counter()
-    for stored_name in left:
-        relative = stored_name[len(where) :].lstrip("/") if where else stored_name
-        holders = [n for n in empty if not n or relative == n or relative.startswith(n + "/")]
-        if holders:
-            waiting[max(holders, key=len)] += 1
-            comparison.pending(stored_name)
-    for name, count in waiting.items():
-        comparison.mismatch(
-            absolute(where, name),
-            f"variables ({count} are stored)",
-            f"a {type(empty[name]).__name__} without them; {_BUILD_FIRST}",
-        )
-
-
-class OptimizerTarget:
-    """A Keras optimizer. One that is not built yet is built when it is bound, not before.
-
-    `undo` leaves such an optimizer built, with its slots at their initial values, which is how its
-    first step would have found them.
-    """
-
-    def __init__(self, optimizer: Any, name: str, peers: Peers) -> None:
-        self.name = name
-        self.order = ORDER_OPTIMIZER
-        self._optimizer = optimizer
-        self._peers = peers
-        self._assigned = _Assigned()
-        self._build_on: list[Any] = []
-        self._asked: list[str] = []
-
-    def compare(self, comparison: Comparison) -> None:
-        stored = comparison.stored(self.name)
-        shown = self._optimizer
-        self._build_on = []
-        if not shown.built:
-            owners = keras_optimizer.names_of_owners(stored, self.name)
-            if owners:
-                self._build_on = keras_optimizer.variables_to_build_on(shown, self._peers, owners)
-                if not self._build_on:
-                    self._report_unbuilt(comparison, stored, len(owners))
-                    return
-                shown = keras_optimizer.built_copy(shown, self._build_on)
-        self._asked = []
-        for name, (variable, aliases) in self._variables(shown).items():
-            raw = raw_variable(variable, name)
-            source = next((n for n in (name, *aliases) if n in stored), name)
-            if ask(comparison, raw, name, source, "alias" if source != name else ""):
-                self._asked.append(name)
-
-    def _report_unbuilt(
-        self, comparison: Comparison, stored: Mapping[str, StoredLeaf], count: int
-    ) -> None:
-        for name in stored:
-            comparison.pending(name)
-        comparison.mismatch(
-            self.name,
-            f"a model with the {count} variables whose state is stored",
-            f"none of them in the tree's models; put the model into the tree, and {_BUILD_FIRST}",
-        )
-
-    def _variables(self, optimizer: Any) -> dict[str, tuple[Any, list[str]]]:
-        """Absolute name -> the optimizer's variable, and other names it may be stored under."""
-        trainable = list(optimizer._trainable_variables)
-        named = keras_optimizer.owners(self._peers, self.name, trainable)
-        return {
-            absolute(self.name, name_of(keys, self.name)): (
-                variable,
-                [absolute(self.name, name_of(alias, self.name)) for alias in aliases],
-            )
-            for keys, variable, aliases in keras_optimizer.optimizer_variables(
-                optimizer, named, self.name
-            )
-        }
-
-    def bind(self, staged: Staged) -> None:
-        asked = [name for name in self._asked if name in staged]
-        if not asked:
-            return
-        if self._build_on and not self._optimizer.built:
-            keras_optimizer.build(self._optimizer, self._build_on)
-        variables = self._variables(self._optimizer)
-        for name in asked:
-            self._assigned.assign(variables[name][0], staged.own(name), name, keep=staged.undoable)
-
-    def undo(self) -> None:
-        self._assigned.undo()

@@ -80,19 +80,35 @@ def trackable_children(obj: Any, where: str) -> list[Edge]:
     return edges
 
 
+def tracked_containers(obj: Any) -> Iterator[tuple[Keys, Any]]:
+    """The lists and dicts that TensorFlow tracks for an object, at any depth of nesting."""
+    if isinstance(obj, Trackable) and not isinstance(obj, tf.random.Generator):
+        for name, child in tf.train.TrackableView.children(obj).items():
+            yield from _containers((name,), child, ())
+
+
+def _containers(keys: Keys, value: Any, above: tuple[int, ...]) -> Iterator[tuple[Keys, Any]]:
+    if is_container(value) and isinstance(value, Trackable) and id(value) not in above:
+        yield keys, value
+        for key, item in _items(value):
+            yield from _containers((*keys, key), item, (*above, id(value)))
+
+
+def _items(container: Any) -> list[tuple[object, Any]]:
+    if isinstance(container, Mapping):
+        return list(container.items())
+    if hasattr(container, "_fields"):
+        return list(zip(container._fields, container))
+    return [(str(position), item) for position, item in enumerate(container)]
+
+
 def expand(keys: Keys, value: Any, where: str, above: tuple[int, ...] = ()) -> Iterator[Edge]:
     """Edges to the variables and objects in a value: itself, or the items of containers."""
     if is_container(value):
         if id(value) in above:
             return
         above = (*above, id(value))
-        if isinstance(value, Mapping):
-            items = list(value.items())
-        elif hasattr(value, "_fields"):
-            items = list(zip(value._fields, value))
-        else:
-            items = [(str(position), item) for position, item in enumerate(value)]
-        for key, item in items:
+        for key, item in _items(value):
             yield from expand((*keys, key), item, where, above)
     elif isinstance(value, keras.optimizers.Optimizer):
         raise UsageError(

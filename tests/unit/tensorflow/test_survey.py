@@ -177,7 +177,7 @@ def test_wrong_shapes_and_dtypes_are_told_before_anything_is_assigned(saved: Sav
     assert all(np.array_equal(a, b) for a, b in zip(before, values(second), strict=True))
 
 
-def test_a_module_without_variables_yet_asks_to_be_built(saved: Save) -> None:
+def test_what_a_module_without_variables_will_have_is_pending(saved: Save) -> None:
     class Lazy(tf.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -187,9 +187,7 @@ def test_a_module_without_variables_yet_asks_to_be_built(saved: Save) -> None:
     first, second = Lazy(), Lazy()
     first.inner.w = tf.Variable([1.0])
     answers = saved({"m": first}).restore({"m": second})
-    assert len(answers.problems) == 1
-    assert "m/inner" in answers.problems[0]
-    assert "build it first" in answers.problems[0]
+    assert answers.problems == []
     assert answers.pended == ["m/inner/w"]
 
 
@@ -287,6 +285,8 @@ def test_bind_can_be_undone_bit_for_bit(saved: Save) -> None:
             if name == "m/dec/b":
                 raise OSError("gone")
             return super().__getitem__(name)
+
+        own = __getitem__
 
     answers = type(store.restore({"m": Net(2)}))(store.leaves)
     assert target is not None

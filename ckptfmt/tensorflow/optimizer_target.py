@@ -1,0 +1,173 @@
+"""What a restore fills: a Keras optimizer.
+
+One that is not built is built when it is bound, on the variables of its model; where those do not
+exist yet, its state waits for it to be built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ckptfmt.engine import ORDER_OPTIMIZER, Comparison, Staged, StoredLeaf
+from ckptfmt.errors import MismatchError
+from ckptfmt.tensorflow import keras_optimizer
+from ckptfmt.tensorflow.arrivals import fitting, put
+from ckptfmt.tensorflow.deferred import Waiting, current, note_counter, note_target
+from ckptfmt.tensorflow.hooks import Listener, listen
+from ckptfmt.tensorflow.keras_optimizer import Peers
+from ckptfmt.tensorflow.matching import absolute, ask
+from ckptfmt.tensorflow.survey import name_of
+from ckptfmt.tensorflow.targets import Assigned, held_values
+from ckptfmt.tensorflow.tensors import raw_variable
+
+
+class OptimizerTarget:
+    """A Keras optimizer.
+
+    `undo` leaves one that was built for the restore built, with its slots at their initial values,
+    which is how its first step would have found them.
+    """
+
+    def __init__(self, optimizer: Any, name: str, peers: Peers) -> None:
+        self.name = name
+        self.order = ORDER_OPTIMIZER
+        self._optimizer = optimizer
+        self._peers = peers
+        self._assigned = Assigned()
+        self._build_on: list[Any] = []
+        self._asked: list[str] = []
+        self._stored: Mapping[str, StoredLeaf] = {}
+        self._pending: list[str] = []
+        self._known: set[str] = set()
+        self._wanted: Callable[[str], bool] = lambda name: True
+        self._waiting: OptimizerWaiting | None = None
+
+    def compare(self, comparison: Comparison) -> None:
+        self._stored = stored = comparison.stored(self.name)
+        shown = self._optimizer
+        self._build_on = []
+        later = False
+        if not shown.built:
+            owners = keras_optimizer.names_of_owners(stored, self.name)
+            later = bool(owners) and not keras_optimizer.all_exist(owners, self._peers)
+            if owners and not later:
+                self._build_on = keras_optimizer.variables_to_build_on(shown, self._peers, owners)
+                shown = keras_optimizer.built_copy(shown, self._build_on)
+        self._asked = []
+        taken: set[str] = set()
+        named = named_variables(shown, self.name, self._peers)
+        for name, (variable, aliases) in named.items():
+            raw = raw_variable(variable, name)
+            source = next((n for n in (name, *aliases) if n in stored), name)
+            if ask(comparison, raw, name, source, "alias" if source != name else ""):
+                self._asked.append(name)
+            taken.add(source)
+        self._known = set(named)
+        self._wanted = comparison.wanted
+        self._pending = [name for name in stored if name not in taken] if later else []
+        for name in self._pending:
+            comparison.pending(name)
+
+    def bind(self, staged: Staged) -> None:
+        asked = [name for name in self._asked if name in staged]
+        if asked:
+            if self._build_on and not self._optimizer.built:
+                keras_optimizer.build(self._optimizer, self._build_on)
+            variables = named_variables(self._optimizer, self.name, self._peers)
+            for name in asked:
+                variable = variables[name][0]
+                note_counter(name, raw_variable(variable, name))
+                self._assigned.assign(variable, staged.own(name), name, keep=staged.undoable)
+        values = held_values(staged, self._pending, self._stored)
+        if values:
+            self._waiting = OptimizerWaiting(
+                self._optimizer, self.name, self._peers, values, self._missing
+            )
+        note_target(self)
+
+    def undo(self) -> None:
+        if self._waiting is not None:
+            self._waiting.deferred.drop(self._waiting)
+            self._waiting = None
+        self._assigned.undo()
+
+    def unfilled(self) -> list[str]:
+        """Names of variables that were made after the restore and had no value in it."""
+        late = [] if self._waiting is None else self._waiting.arrived
+        named = named_variables(self._optimizer, self.name, self._peers)
+        return [name for name in named if name not in late and self._missing(name)]
+
+    def _missing(self, name: str) -> bool:
+        """True for a slot that was not there and takes part in the restore."""
+        return name not in self._known and self._wanted(name)
+
+
+class OptimizerWaiting(Waiting):
+    """Slots that wait for the optimizer to be built."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str,
+        peers: Peers,
+        values: dict[str, Any],
+        missing: Callable[[str], bool],
+    ) -> None:
+        super().__init__(name, current(), values)
+        self._optimizer = optimizer
+        self._peers = peers
+        self._missing = missing
+        again = partial(self.raise_again, optimizer)
+        self.hooked(listen(optimizer, "build", Listener(again, self._built)))
+
+    def _built(self) -> None:
+        try:
+            self._fill()
+        except MismatchError as error:
+            self.refuse(self._optimizer, error)
+            raise
+        self.settle()
+
+    def _fill(self) -> None:
+        rules = self.deferred.rules
+        ready, missing = [], []
+        for name, (variable, aliases) in named_variables(
+            self._optimizer, self.name, self._peers
+        ).items():
+            stored = next((one for one in (name, *aliases) if one in self.values), "")
+            if stored:
+                ready.append(
+                    (variable, name, stored, fitting(variable, self.values[stored], rules, name))
+                )
+            elif self._missing(name) and rules.missing(name):
+                missing.append(name)
+        used = {stored for _, _, stored, _ in ready}
+        left = [name for name in self.values if name not in used and rules.unexpected(name)]
+        if self.deferred.strict and (missing or left):
+            lines = [f"  missing in the checkpoint: {name}" for name in missing[:20]]
+            lines += [f"  not in the target: {name}" for name in left[:20]]
+            raise MismatchError(
+                "an optimizer that was built after the restore disagrees with the checkpoint:\n"
+                + "\n".join(lines),
+                reason="tree",
+                where=self.name,
+                do="put the model whose variables it optimizes into the tree of the restore",
+            )
+        for variable, name, stored, value in ready:
+            put(variable, value, stored)
+            self.take(stored, name)
+
+
+def named_variables(optimizer: Any, name: str, peers: Peers) -> dict[str, tuple[Any, list[str]]]:
+    """Absolute name -> the optimizer's variable, and other names it may be stored under."""
+    trainable = list(optimizer._trainable_variables)
+    named = keras_optimizer.owners(peers, name, trainable)
+    return {
+        absolute(name, name_of(keys, name)): (
+            variable,
+            [absolute(name, name_of(alias, name)) for alias in aliases],
+        )
+        for keys, variable, aliases in keras_optimizer.optimizer_variables(optimizer, named, name)
+    }
