@@ -159,7 +159,7 @@ class CkptfmtWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On the coordinator: announce the save. Its ticket goes to the ranks with their plans."""
         if not all(plan.usable for plan in plans):
-            refuse_cached()
+            _refuse_kept_plans()
         backend, request = self.settled()
         with _without_gc():
             skeleton = merged_skeleton(plans)
@@ -177,9 +177,15 @@ class CkptfmtWriter(StorageWriter, AsyncStager):  # type: ignore[misc]
     def write_data(
         self, plan: SavePlan, planner: SavePlanner
     ) -> torch.futures.Future[list[WriteResult]]:
-        """On every rank: write what the plan says; durable when the future is done."""
+        """On every rank: write what the plan says; durable when the future is done.
+
+        Raises:
+            UsageError: kind `usage-dcp-plan-caching`, by the first save already; else as a save.
+        """
         made: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         try:
+            if _keeps_plans(planner):
+                _refuse_kept_plans()
             made.set_result([] if plan.storage_data is None else [self._written(plan, planner)])
         finally:
             if self._lease is not None:
@@ -249,10 +255,18 @@ class _Save:
         return commit_parts(self._backend, self.ticket, fragments)
 
 
-def refuse_cached() -> NoReturn:
+def _keeps_plans(planner: SavePlanner) -> bool:
+    return bool(getattr(planner, "_enable_plan_caching", False))
+
+
+def _refuse_kept_plans() -> NoReturn:
+    """torch compares a plan with the kept one by its items alone, and where they are equal drops what
+    came with the plan: our ticket, without which a rank would write for a save that is over, and the
+    paths of the items, so that a tree that was renamed would be stored under its old names."""
     raise UsageError(
         "the planner keeps plans of an earlier save",
         reason="dcp-plan-caching",
         found="enable_plan_caching=True",
-        do="leave it out: each save needs a ticket of its own, which travels with the plan",
+        do="leave it out: a kept plan has the ticket of the save that it was made for, and paths that "
+        "are not compared; nothing was committed",
     )

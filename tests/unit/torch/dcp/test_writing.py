@@ -244,10 +244,21 @@ def test_a_planner_that_keeps_plans_is_refused_and_commits_nothing(tmp_path: Pat
         return DefaultSavePlanner(enable_plan_caching=True)
 
     tree = {"w": torch.ones(2)}
-    cdcp.save(tree, tmp_path / "s", step=1, planner=planner())
+    text = (
+        "the planner keeps plans of an earlier save: found enable_plan_caching=True; leave it out: a "
+        "kept plan has the ticket of the save that it was made for, and paths that are not compared; "
+        "nothing was committed"
+    )
+    for step in (1, 2):  # the first one too: no trainer learns of it hours later
+        with pytest.raises(ckptfmt.UsageError) as caught:
+            cdcp.save(tree, tmp_path / "s", step=step, planner=planner())
+        assert str(caught.value) == text
+        assert caught.value.kind == "usage-dcp-plan-caching"
+    future = cdcp.async_save(tree, tmp_path / "s", step=3, planner=planner())
     with pytest.raises(ckptfmt.UsageError, match="enable_plan_caching"):
-        cdcp.save(tree, tmp_path / "s", step=2, planner=planner())
-    assert ckptfmt.Store(tmp_path / "s").steps() == [1]
+        future.result()
+    assert ckptfmt.Store(tmp_path / "s").names() == []
+    assert not [p for p in (tmp_path / "s" / "parts").rglob("*") if p.is_file()]
 
 
 # -- the writer ------------------------------------------------------------------------------------
