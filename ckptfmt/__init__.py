@@ -29,6 +29,7 @@ _PUBLIC = {
     "convert": "ckptfmt.foreign",
     "export": "ckptfmt.foreign",
     "open_foreign": "ckptfmt.foreign",
+    "translate": "ckptfmt.foreign",
     "Alarm": "ckptfmt.manager",
     "Manager": "ckptfmt.manager",
     "LossGuard": "ckptfmt.manager",
@@ -129,6 +130,7 @@ if TYPE_CHECKING:
         convert as convert,
         export as export,
         open_foreign as open_foreign,
+        translate as translate,
     )
     from ckptfmt.manager import (
         Alarm as Alarm,

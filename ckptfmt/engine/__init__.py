@@ -31,6 +31,7 @@ _HOMES = {
     "Fill": "fill",
     "FlatTree": "tree",
     "GroupedArrays": "source",
+    "LiveModel": "live_layers",
     "Mailbox": "group",
     "MatchBy": "adapter",
     "Matcher": "select",
@@ -75,6 +76,7 @@ _HOMES = {
     "keep_generators": "dispatch",
     "list_checkpoints": "catalog",
     "list_indexes": "catalog",
+    "live_models": "live_layers",
     "load_like": "like",
     "load_tree": "load",
     "named_leaves": "walk",
@@ -119,6 +121,7 @@ __all__ = [
     "Fill",
     "FlatTree",
     "GroupedArrays",
+    "LiveModel",
     "Mailbox",
     "MatchBy",
     "Matcher",
@@ -164,6 +167,7 @@ __all__ = [
     "keep_generators",
     "list_checkpoints",
     "list_indexes",
+    "live_models",
     "load_like",
     "load_tree",
     "named_leaves",
@@ -243,6 +247,8 @@ if TYPE_CHECKING:
     from ckptfmt.engine.leaves import parse_leaf_value as parse_leaf_value
     from ckptfmt.engine.like import load_like as load_like
     from ckptfmt.engine.lineage import remember as remember
+    from ckptfmt.engine.live_layers import LiveModel as LiveModel
+    from ckptfmt.engine.live_layers import live_models as live_models
     from ckptfmt.engine.load import load_tree as load_tree
     from ckptfmt.engine.notes import annotate as annotate
     from ckptfmt.engine.notes import annotate_newest as annotate_newest

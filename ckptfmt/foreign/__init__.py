@@ -6,6 +6,7 @@ for load and restore.
 
 from __future__ import annotations
 
+from ckptfmt.foreign.across import translate
 from ckptfmt.foreign.base import (
     ForeignContainer,
     ForeignTensor,
@@ -46,5 +47,6 @@ __all__ = [
     "open_foreign",
     "read_foreign",
     "same_digests",
+    "translate",
     "tree_of",
 ]

@@ -105,13 +105,19 @@ class _Found:
 
 
 class _LayerRule(Rule):
-    """Layers of one framework as the other has them."""
+    """Layers of one framework as the other has them.
+
+    Args:
+        root: The container that becomes, or was, a state dict: paths below it are one key. None:
+            the first key that all layers share.
+        below: Look at this part only.
+    """
 
     preset = ""
     source = ""
 
-    def __init__(self, layers: Layers, root: str | None) -> None:
-        self.layers, self.root = layers, root
+    def __init__(self, layers: Layers, root: str | None, *, below: str = "") -> None:
+        self.layers, self.root, self._below = layers, root, below
         self.text = f"preset {self.preset}"
 
     def patterns(self) -> Iterator[str]:
@@ -119,7 +125,9 @@ class _LayerRule(Rule):
 
     def apply(self, leaves: Leaves) -> Table:
         table = Table(self.text)
-        found = {layer.path: layer for layer in self._find(leaves)}
+        part = f"{self._below}/" if self._below else ""
+        mine = {name: leaf for name, leaf in leaves.items() if name.startswith(part)}
+        found = {layer.path: layer for layer in self._find(mine)}
         kinds = self._kinds(found)
         owner = {name: path for path in kinds for name, _ in found[path].leaves.values()}
         root = self.root if self.root is not None else _common_root(list(kinds))

@@ -93,9 +93,10 @@ def _origin(leaf: Leaf) -> str:
 
 
 class Rule(ABC):
-    """One rule. `text` is how reports and errors call it."""
+    """One rule. `text` is how reports and errors call it; `must_touch`: one in vain is an error."""
 
     text: str
+    must_touch = True
 
     @abstractmethod
     def apply(self, leaves: Leaves) -> Table:
@@ -350,7 +351,7 @@ def apply_rules(rules: Sequence[Rule], leaves: Leaves) -> tuple[Leaves, list[Rul
     reports = []
     for rule in rules:
         table = rule.apply(leaves)
-        if not table.changes:
+        if not table.changes and rule.must_touch:
             raise _touches_nothing(rule, leaves)
         leaves = table.leaves
         reports.append(RuleReport(rule.text, tuple(table.changes), tuple(table.notes)))

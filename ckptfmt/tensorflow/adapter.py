@@ -14,6 +14,7 @@ from ckptfmt.format import join_name
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.distributed import is_sync_on_read
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
+from ckptfmt.tensorflow.layers import layers_of
 from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.optimizer_target import OptimizerTarget
 from ckptfmt.tensorflow.own_state import own_state
@@ -52,6 +53,9 @@ class TensorFlowAdapter:
 
     def is_generator(self, obj: object) -> bool:
         return isinstance(obj, (tf.random.Generator, keras.random.SeedGenerator, RngState))
+
+    def layers(self, obj: object) -> list[tuple[str, str, dict[str, float]]]:
+        return layers_of(obj) if isinstance(obj, keras.layers.Layer) else []
 
     def keep_generators(self) -> Callable[[], None]:
         return keep_generators()

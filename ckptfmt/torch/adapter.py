@@ -14,6 +14,7 @@ from ckptfmt.torch.composite_targets import CompositeTarget, copied
 from ckptfmt.torch.composites import kind_of
 from ckptfmt.torch.dtensor import DTensorTarget, is_dtensor, sharded_source
 from ckptfmt.torch.facts import COMPOSITE
+from ckptfmt.torch.layers import layers_of
 from ckptfmt.torch.named import NamedOptimizer
 from ckptfmt.torch.optimizer_target import OptimizerTarget
 from ckptfmt.torch.rng import RngState
@@ -43,6 +44,9 @@ class TorchAdapter:
 
     def is_generator(self, obj: object) -> bool:
         return isinstance(obj, torch.Generator | RngState)
+
+    def layers(self, obj: object) -> list[tuple[str, str, dict[str, float]]]:
+        return layers_of(obj) if isinstance(obj, torch.nn.Module) else []
 
     def keep_generators(self) -> Callable[[], None]:
         return rng.keep_generators()

@@ -1,0 +1,34 @@
+"""The layers of the live models of a tree, for a conversion between frameworks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptfmt.engine.dispatch import adapter_of, framework_of
+from ckptfmt.engine.walk import walk
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """A model of a tree.
+
+    Attributes:
+        name: Its name in the tree.
+        framework: Root module of its adapter: `torch`, `keras`.
+        layers: (path below the model, the framework's own class, its constants) of each layer.
+    """
+
+    name: str
+    framework: str
+    layers: list[tuple[str, str, dict[str, float]]]
+
+
+def live_models(tree: object) -> list[LiveModel]:
+    """The models of a tree whose adapters know their layers (`Adapter.layers`)."""
+    made = []
+    for visit in walk(tree):
+        ask = getattr(adapter_of(visit.obj), "layers", None) if visit.kind == "stateful" else None
+        layers = ask(visit.obj) if ask is not None else []
+        if layers:
+            made.append(LiveModel(visit.name, framework_of(visit.obj), layers))
+    return made

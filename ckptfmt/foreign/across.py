@@ -1,0 +1,144 @@
+"""`translate`: what one framework wrote, as the live models of the other one want it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckptfmt.errors import UsageError, warn
+from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.layer_rules import KerasToTorch, Layers, TorchToKeras
+from ckptfmt.foreign.layers import LAYERS, Layer
+from ckptfmt.foreign.mapped import map_tree
+from ckptfmt.foreign.opening import ForeignCheckpoint, read_source
+from ckptfmt.foreign.rules import Leaf, Leaves, Pattern, Rename, Rule, Table
+from ckptfmt.types import StrPath
+
+if TYPE_CHECKING:
+    from ckptfmt.engine import LiveModel
+
+_SEED = re.compile(r"(^|/)seed_generator/state$")
+_DEFAULTS = {"torch": ("Keras", 1e-3), "keras": ("PyTorch", 1e-5)}
+"""Framework of the target -> the other one, and the epsilon of its normalization layers."""
+
+
+def translate(
+    source: StrPath, like: object, *, rename: Mapping[str, str] = {}
+) -> ForeignCheckpoint:
+    """What Keras wrote as PyTorch modules want it, or the other way: names and layouts.
+
+    The live models of `like` say which layer is of which kind, how many heads it has, and what its
+    weights are called. Nothing is read yet; the result is a source for `restore` and `plan`.
+
+    Args:
+        source: A store, or a file of another format.
+        like: The tree to be restored: `{"model": model}`. Its models are all of one framework.
+        rename: Layer in the source -> layer of `like`, as paths: `{"model/dense": "model/fc"}`;
+            what is below goes along.
+    Raises:
+        UsageError: `like` has no model of PyTorch or Keras, or a `rename` finds nothing.
+        UnsupportedError: A layer has no equal in the other framework.
+    Warns:
+        CkptWarning: A normalization layer has another epsilon than is usual in the other framework:
+            equal weights would give unequal outputs.
+    """
+    from ckptfmt.engine import live_models
+
+    models = live_models(like)
+    frameworks = {model.framework for model in models}
+    if len(frameworks) != 1 or not frameworks <= {"torch", "keras"}:
+        raise UsageError(
+            "like= must have models of one framework, PyTorch or Keras",
+            reason="like",
+            found=", ".join(sorted(frameworks)) or "none",
+            do='pass the tree that is to be restored: {"model": model}',
+        )
+    rules: list[Rule] = [
+        Rename(Pattern(rf"^{re.escape(old)}(?=/|\.|$)", new.replace("\\", r"\\")))
+        for old, new in rename.items()
+    ]
+    rules += [_rule_of(model) for model in models]
+    rules.append(_Seeds(like if frameworks == {"keras"} else None))
+    given = read_source(source)
+    mapped = map_tree(given.tree, given.flat, rules)
+    for model in models:
+        _warn_of_constants(model)
+    return ForeignCheckpoint(os.fspath(source), mapped.tree, given.info)
+
+
+class _Seeds(Rule):
+    """Seeds of Keras's dropout, which PyTorch has none of: left behind, or those that the target
+    has already."""
+
+    text = "seed generators"
+    must_touch = False
+
+    def __init__(self, like: object) -> None:
+        self._like = like
+
+    def apply(self, leaves: Leaves) -> Table:
+        from ckptfmt.engine import flatten
+        from ckptfmt.format import LEAF_TENSOR
+
+        table = Table(self.text)
+        for name, leaf in leaves.items():
+            if _SEED.search(name):
+                table.change({name: leaf}, {})
+            else:
+                table.keep(name, leaf)
+        flat = flatten(self._like)
+        for name, kind, row in zip(flat.names, flat.kinds, flat.rows):
+            if kind == LEAF_TENSOR and _SEED.search(name):
+                source = flat.tensors[row]
+                array = source.fetch()
+                tensor = ForeignTensor(
+                    *(name, "", source.dtype, tuple(source.shape), array.nbytes, "the target"),
+                    fetch=partial(np.array, array),
+                )
+                table.keep(name, Leaf((), tensor))
+        return table
+
+
+def _rule_of(model: LiveModel) -> Rule:
+    known: dict[str, Layer] = {}
+    for path, kind, facts in model.layers:
+        if kind in LAYERS:
+            below = path.replace(".", "/") if model.framework == "torch" else path
+            full = "/".join(filter(None, (model.name, below)))
+            known[full] = _layer(full, kind, facts)
+    rule = KerasToTorch if model.framework == "torch" else TorchToKeras
+    return rule(Layers(known=known), model.name, below=model.name)
+
+
+def _layer(path: str, kind: str, facts: Mapping[str, float]) -> Layer:
+    """A layer with its facts under Keras's names. A convolution of PyTorch with a group for each
+    channel is a depthwise one."""
+    made = Layer(path, kind, {{"eps": "epsilon"}.get(key, key): n for key, n in facts.items()})
+    groups = facts.get("groups", 1)
+    if groups > 1 and groups == facts.get("in_channels") and re.fullmatch(r"Conv[12]d", kind):
+        multiplier = facts["out_channels"] // groups
+        return replace(
+            made, kind=f"DepthwiseConv{kind[4]}D", facts={"depth_multiplier": multiplier}
+        )
+    return made
+
+
+def _warn_of_constants(model: LiveModel) -> None:
+    other, usual = _DEFAULTS[model.framework]
+    odd: dict[float, list[str]] = {}
+    for path, kind, facts in model.layers:
+        epsilon = facts.get("eps", facts.get("epsilon", usual))
+        if "Norm" in kind and "RMS" not in kind and epsilon != usual:
+            odd.setdefault(epsilon, []).append(path or model.name)
+    for epsilon, paths in odd.items():
+        warn(
+            f"{', '.join(paths[:5])}{' and more' if len(paths) > 5 else ''}: epsilon is {epsilon:g} "
+            f"here and {usual:g} in {other} unless it was chosen: equal weights may give unequal "
+            "outputs (it is not among the weights)"
+        )
