@@ -287,7 +287,8 @@ class Adapter(Protocol):
 
     def target(self, obj: Any, name: str, peers: Sequence[tuple[str, object]]) -> Target | None:
         """For "tensor", "composite" and "stateful". None for a tensor that cannot be filled: the engine
-        then puts another one, from `make`, into the dict or list that holds it."""
+        then puts another one, from `make`, into the dict or list that holds it. An immutable composite
+        has a target with `make(staged)` and `parts`, their names, in place of `bind`, likewise."""
 
     def pack_value(self, obj: Any) -> tuple[str, object]:
         """For kind "value": (tag, plain payload), e.g. ("torch.Size", [2, 3])."""

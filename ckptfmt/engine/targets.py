@@ -162,12 +162,42 @@ class ItemTarget:
             made = staged[self.name]
         except KeyError:
             made = staged.subtree(self.name)
+        self.replace(made)
+
+    def replace(self, made: Any) -> None:
+        value = made if self._make is None else self._make(made)
         self._bound = True
-        self._visit.parent[self._visit.key] = made if self._make is None else self._make(made)
+        self._visit.parent[self._visit.key] = value
 
     def undo(self) -> None:
         if self._bound:
             self._visit.parent[self._visit.key] = self._visit.obj
+
+
+class CompositeItemTarget:
+    """An immutable composite, replaced in the dict or list that holds it by what its adapter makes
+    of the stored parts."""
+
+    order = ORDER_TENSOR
+
+    def __init__(self, visit: Visit, inner: Any) -> None:
+        self.name, self._inner = visit.name, inner
+        self._item = ItemTarget(visit, inner.make)
+
+    @property
+    def identities(self) -> Mapping[str, Any]:
+        made: Mapping[str, Any] = self._inner.identities
+        return made
+
+    def compare(self, comparison: Comparison) -> None:
+        self._inner.compare(comparison)
+
+    def bind(self, staged: Staged) -> None:
+        if any(f"{self.name}/{part}" in staged for part in self._inner.parts):
+            self._item.replace(staged)
+
+    def undo(self) -> None:
+        self._item.undo()
 
 
 class GeneratorTarget:
@@ -244,6 +274,8 @@ def make_target(visit: Visit, peers: Sequence[tuple[str, object]]) -> Target:
     adapter = adapter_of(obj)
     if adapter is not None and adapter.kind(obj) in ("tensor", "composite", "stateful"):
         made = adapter.target(obj, visit.name, peers)
+        if visit.kind == "composite" and not hasattr(made, "bind"):
+            return CompositeItemTarget(visit, made)
         return ItemTarget(visit, maker_of(obj)) if made is None else made
     if visit.kind == "tensor":
         if isinstance(obj, np.ndarray):

@@ -11,6 +11,7 @@ from ckptfmt.engine import PerRank, api, per_rank
 from ckptfmt.tensorflow.adapter import TensorFlowAdapter
 from ckptfmt.tensorflow.checkpoint import Checkpoint
 from ckptfmt.tensorflow.loading import load, restore
+from ckptfmt.tensorflow.resumable import Resumable, resumable
 from ckptfmt.tensorflow.rng import RngState, rng_state
 from ckptfmt.tensorflow.status import RestoreStatus
 
@@ -23,10 +24,12 @@ __all__ = [
     "Checkpoint",
     "PerRank",
     "RestoreStatus",
+    "Resumable",
     "RngState",
     "load",
     "per_rank",
     "restore",
+    "resumable",
     "rng_state",
     "save",
     "save_async",

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.format import join_name
-from ckptfmt.tensorflow import keras_optimizer
+from ckptfmt.tensorflow import composites, keras_optimizer
 from ckptfmt.tensorflow.distributed import is_sync_on_read
 from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
 from ckptfmt.tensorflow.layers import layers_of
@@ -29,9 +29,9 @@ from ckptfmt.tensorflow.tensors import (
     is_tensor,
     is_variable,
     make_like,
-    make_tensor,
     raw_variable,
     source_of,
+    stored_tensor,
 )
 from ckptfmt.tensorflow.trackables import is_stateful, refuse_own_format
 
@@ -47,6 +47,8 @@ class TensorFlowAdapter:
     def kind(self, obj: object) -> ObjectKind:
         if is_tensor(obj):
             return "tensor"
+        if composites.kind_of(obj):
+            return "composite"
         if isinstance(obj, (tf.DType, tf.TensorShape)):
             return "value"
         return "stateful" if is_stateful(obj) or isinstance(obj, RngState) else "unknown"
@@ -71,6 +73,8 @@ class TensorFlowAdapter:
     def capture(self, obj: Any, name: str, peers: Peers) -> Captured:
         if isinstance(obj, RngState):
             return capture_rng(obj)
+        if composites.kind_of(obj):
+            return composites.capture(obj, name)
         refuse_own_format(obj, name)
         own = own_state(obj)
         if own is not None:
@@ -107,6 +111,9 @@ class TensorFlowAdapter:
             return None
         if isinstance(obj, RngState):
             return RngTarget(obj, name)
+        if composites.kind_of(obj):
+            made: Any = composites.CompositeTarget(obj, name)
+            return made  # type: ignore[no-any-return]
         refuse_own_format(obj, name)
         own = own_state(obj)
         if own is not None:
@@ -138,7 +145,13 @@ class TensorFlowAdapter:
         )
 
     def tensor(self, array: NDArray[Any], attributes: Mapping[str, object]) -> object:
-        return make_tensor(array)
+        return stored_tensor(array, attributes)
+
+    def compose(self, attributes: Mapping[str, object], name: str) -> Callable[[Any], Any] | None:
+        return composites.compose(attributes, name)
+
+    def copy(self, obj: Any) -> object:
+        return obj  # they are immutable
 
     def make(self, like: Any, array: NDArray[Any]) -> object:
         return make_like(like, array)

@@ -25,7 +25,7 @@ from ckptfmt.tensorflow.matching import absolute, match, unique_full_names
 from ckptfmt.tensorflow.objects import children, empty_nodes
 from ckptfmt.tensorflow.replicas import SUFFIX, fill_replicas
 from ckptfmt.tensorflow.survey import Edge, Found, Survey, take_survey
-from ckptfmt.tensorflow.tensors import ALIASES, dtype_name, make_tensor, raw_variable
+from ckptfmt.tensorflow.tensors import ALIASES, dtype_name, make_tensor, raw_variable, tensor_of
 from ckptfmt.tensorflow.trackables import expand, is_keras
 from ckptfmt.tensorflow.vocabularies import settle
 
@@ -254,4 +254,5 @@ def put(variable: Any, value: Any, name: str) -> None:
         variable._initializer = lambda shape, dtype=None: make_tensor(value, name)
         return
     with tf.init_scope():
-        assign_as_one(raw_variable(variable, name), make_tensor(value, name))
+        raw = raw_variable(variable, name)
+        assign_as_one(raw, tensor_of(raw.dtype, value, name))

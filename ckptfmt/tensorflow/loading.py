@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from ckptfmt.engine import Checkpoint, Store, api
+from ckptfmt.engine import Checkpoint, Store, StoredLeaf, api
 from ckptfmt.events import Progress
-from ckptfmt.format import escape_key, join_name, parse_key, split_name
+from ckptfmt.format import parse_key, split_name
+from ckptfmt.tensorflow.composites import compose
 from ckptfmt.tensorflow.deferred import Rules, collecting
 from ckptfmt.tensorflow.status import RestoreStatus
-from ckptfmt.tensorflow.tensors import make_tensor
+from ckptfmt.tensorflow.tensors import stored_tensor
 from ckptfmt.types import At, Group, Mode, Select, StrPath
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -32,25 +36,30 @@ def load(
     max_nbytes: int | None = None,
     progress: Progress = False,
 ) -> Any:
-    """`ckptfmt.load` with tf tensors in place of arrays; names that were tied are one tensor.
+    """`ckptfmt.load` with tf tensors in place of arrays; names that were tied are one tensor, and
+    what was a ragged, sparse or quantized tensor is one again.
 
     With `like=`, its own classes decide, as in `ckptfmt.load`.
 
     Raises:
         UnsupportedError: TensorFlow has no dtype for an array; it names the leaf.
     """
-    tree = api.load(
-        path,
-        step=step,
-        at=at,
-        names=names,
-        like=like,
-        mode=mode,
-        verify=verify,
-        max_nbytes=max_nbytes,
-        progress=progress,
-    )
-    return tree if like is not None else to_tensors(tree)
+    if like is not None:
+        return api.load(
+            path, step=step, at=at, names=names, like=like, mode=mode, verify=verify,
+            max_nbytes=max_nbytes, progress=progress,
+        )  # fmt: skip
+    made: dict[int, tf.Tensor] = {}
+
+    def convert(array: NDArray[Any], leaf: StoredLeaf) -> tf.Tensor:
+        if leaf.tensor not in made:
+            made[leaf.tensor] = stored_tensor(array, leaf.attributes, leaf.name)
+        return made[leaf.tensor]
+
+    return api.load_as(
+        convert, path, step=step, at=at, names=names, mode=mode, verify=verify,
+        max_nbytes=max_nbytes, progress=progress, compose=compose, fused=True,
+    )  # fmt: skip
 
 
 def restore(
@@ -115,36 +124,3 @@ def is_plain_at(tree: Any, name: str) -> bool:
     if isinstance(tree, (np.ndarray, np.generic)):
         return tree.ndim == 0 and tree.dtype.kind in "iub"
     return tree is None or isinstance(tree, (bool, int, float, complex, str, bytes, list, tuple))
-
-
-def to_tensors(tree: Any) -> Any:
-    """Replace every array; arrays that are one object become one tensor.
-
-    The tree's lists and dicts are updated in place.
-
-    Raises:
-        UnsupportedError: TensorFlow has no dtype for an array; it names the leaf.
-    """
-    return _convert(tree, "", {})
-
-
-def _convert(obj: Any, name: str, made: dict[int, tuple[Any, tf.Tensor]]) -> Any:
-    if isinstance(obj, np.ndarray):
-        if id(obj) not in made:  # the array is kept beside its tensor, so that its id stays its own
-            made[id(obj)] = (obj, make_tensor(obj, name))
-        return made[id(obj)][1]
-    if isinstance(obj, dict):
-        for key, item in obj.items():
-            obj[key] = _convert(item, join_name(name, escape_key(key)), made)
-    elif isinstance(obj, list):
-        obj[:] = [
-            _convert(item, join_name(name, str(position)), made)
-            for position, item in enumerate(obj)
-        ]
-    elif isinstance(obj, tuple):
-        items = [
-            _convert(item, join_name(name, str(position)), made)
-            for position, item in enumerate(obj)
-        ]
-        return type(obj)(*items) if hasattr(obj, "_fields") else tuple(items)
-    return obj

@@ -9,7 +9,15 @@ from typing import Any
 from ckptfmt.engine import Comparison, StoredLeaf
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow.survey import Found
-from ckptfmt.tensorflow.tensors import ALIASES, FULL_NAME, dtype_name, expected_shape, raw_variable
+from ckptfmt.tensorflow.tensors import (
+    ALIASES,
+    DTYPE,
+    FULL_NAME,
+    QUANTIZED,
+    dtype_name,
+    expected_shape,
+    raw_variable,
+)
 
 
 def absolute(where: str, name: str) -> str:
@@ -21,6 +29,11 @@ def ask(comparison: Comparison, raw: Any, name: str, source: str, rule: str = ""
     """Ask for a variable's values."""
     leaf = comparison.stored(source).get(source)
     stored = leaf.shape if leaf is not None and leaf.dtype else None
+    if leaf is not None and _is_quantized_otherwise(raw, leaf):
+        own, found = raw.dtype.base_dtype.name, str(leaf.attributes.get(DTYPE, leaf.dtype))
+        comparison.take(source)
+        comparison.mismatch(name, own, found, what="dtype")
+        return False
     return comparison.tensor(
         name,
         dtype_name(raw.dtype, name),
@@ -28,6 +41,12 @@ def ask(comparison: Comparison, raw: Any, name: str, source: str, rule: str = ""
         source=source if source != name else None,
         rule=rule,
     )
+
+
+def _is_quantized_otherwise(raw: Any, leaf: StoredLeaf) -> bool:
+    """Equal integers do not mean equal numbers where one side is quantized."""
+    own = str(raw.dtype.base_dtype.name)
+    return bool(leaf.dtype) and (own if own in QUANTIZED else None) != leaf.attributes.get(DTYPE)
 
 
 Source = tuple[str, str]

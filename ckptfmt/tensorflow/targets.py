@@ -21,7 +21,7 @@ from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.replicas import SUFFIX, ReplicasTarget, beside
 from ckptfmt.tensorflow.survey import Found, name_of
-from ckptfmt.tensorflow.tensors import adopt, make_tensor, raw_variable, tie_of
+from ckptfmt.tensorflow.tensors import QUANTIZED, adopt, raw_variable, tensor_of, tie_of
 from ckptfmt.tensorflow.vocabularies import settle
 
 
@@ -37,7 +37,8 @@ class Assigned:
         with tf.init_scope():
             # Where memory is bounded, TensorFlow's own takes the values, which it used before: what
             # is adopted comes on top until the old is given back to the system.
-            value = adopt(array, name) if keep else make_tensor(array, name)
+            is_plain = keep and raw.dtype.base_dtype.name not in QUANTIZED
+            value = adopt(array, name) if is_plain else tensor_of(raw.dtype, array, name)
             if keep:
                 self._old.append(keep_value(raw))
             assign_as_one(raw, value)

@@ -63,13 +63,16 @@ _ADOPT_NBYTES = 64 << 10  # below, a copy costs less than the handing over
 FULL_NAME = "tf.full_name"
 ALIASES = "tf.aliases"
 AGGREGATION = "tf.aggregation"
+DTYPE = "tf.dtype"
 
-_COMPOSITE: Mapping[type, str] = {
-    tf.RaggedTensor: "save its flat_values and row_splits",
-    tf.SparseTensor: "save its indices, values and dense_shape",
-    tf.IndexedSlices: "save its indices and values",
-    tf.TensorArray: "save its stack()",
+QUANTIZED = {
+    "qint8": "int8",
+    "quint8": "uint8",
+    "qint16": "int16",
+    "quint16": "uint16",
+    "qint32": "int32",
 }
+"""TensorFlow's dtype -> that of its integers, as which it is stored."""
 
 
 def is_variable(obj: object) -> bool:
@@ -77,8 +80,8 @@ def is_variable(obj: object) -> bool:
 
 
 def is_tensor(obj: object) -> bool:
-    """True for all that looks like a tensor, the kinds that `source` refuses included."""
-    return is_variable(obj) or isinstance(obj, (tf.Tensor, *_COMPOSITE))
+    """True for what has one dtype, and for a TensorArray, which `source` refuses."""
+    return is_variable(obj) or isinstance(obj, (tf.Tensor, tf.TensorArray))
 
 
 def raw_variable(variable: Any, name: str) -> Any:
@@ -126,9 +129,10 @@ def dtype_name(dtype: tf.DType, name: str) -> str:
     """Name in the format of a TensorFlow dtype.
 
     Raises:
-        UsageError: NumPy and ml_dtypes have no such dtype (quantized, resource, variant).
+        UsageError: It has no bytes of its own (resource, variant).
     """
     text = str(dtype.base_dtype.name)
+    text = QUANTIZED.get(text, text)
     if text in _SHARED or text in _EXTENSION:
         return text
     if text == "string":
@@ -138,7 +142,7 @@ def dtype_name(dtype: tf.DType, name: str) -> str:
         reason="dtype",
         where=name,
         found=f"dtype {text}",
-        do="tf.bitcast a quantized tensor to its integers; other kinds have no bytes of their own",
+        do="save what it stands for: it has no bytes of its own",
     )
 
 
@@ -152,11 +156,13 @@ def tensor_dtype(name: str) -> tf.DType | None:
 
 
 def _refuse_special(obj: Any, name: str) -> None:
-    for kind, cure in _COMPOSITE.items():
-        if isinstance(obj, kind):
-            raise UsageError(
-                f"a {kind.__name__} cannot be saved yet", reason="composite", where=name, do=cure
-            )
+    if isinstance(obj, tf.TensorArray):
+        raise UsageError(
+            "a TensorArray cannot be saved",
+            reason="composite",
+            where=name,
+            do="save its stack()",
+        )
     if is_sync_on_read(obj) and not is_meeting(obj.distribute_strategy):
         raise UsageError(
             "a variable that is synchronized on read has parts on other workers",
@@ -191,6 +197,8 @@ def is_read_elsewhere(variable: Any) -> bool:
 def host_array(tensor: Any) -> NDArray[Any]:
     """The values of an eager tensor as a C-order array, sharing its memory where possible."""
     name = str(tensor.dtype.name)
+    if name in QUANTIZED:
+        return host_array(tf.bitcast(tensor, QUANTIZED[name]))
     on_host = tensor.dtype != tf.string and "CPU" in tensor.backing_device
     if name in _SHARED and on_host:
         shared: NDArray[Any] = np.from_dlpack(tensor)
@@ -232,6 +240,8 @@ def source_of(obj: Any, name: str) -> TensorSource:
             )
         raw, shape, attributes = obj, tuple(obj.shape), {}
         fetch = lambda: host_array(raw)  # noqa: E731
+    if raw.dtype.base_dtype.name in QUANTIZED:
+        attributes[DTYPE] = raw.dtype.base_dtype.name
     return TensorSource(
         dtype=dtype_name(raw.dtype, name),
         shape=shape,
@@ -271,6 +281,26 @@ def make_tensor(array: NDArray[Any], name: str = "") -> tf.Tensor:
     return tf.constant(array, dtype)
 
 
+def tensor_of(dtype: tf.DType, array: NDArray[Any], name: str = "") -> tf.Tensor:
+    """The same for a target of a dtype: the stored integers of a quantized one are such again."""
+    made = make_tensor(array, name)
+    return tf.bitcast(made, dtype) if dtype.base_dtype.name in QUANTIZED else made
+
+
+def stored_tensor(
+    array: NDArray[Any], attributes: Mapping[str, object], name: str = ""
+) -> tf.Tensor:
+    """A new tensor of a stored leaf.
+
+    Raises:
+        UnsupportedError: TensorFlow has no such dtype.
+    """
+    quantized = attributes.get(DTYPE)
+    if isinstance(quantized, str) and QUANTIZED.get(quantized) == array.dtype.name:
+        return tensor_of(tf.as_dtype(quantized), array, name)
+    return make_tensor(array, name)
+
+
 def adopt(array: NDArray[Any], name: str = "") -> tf.Tensor:
     """A tensor with these values that takes over the array's memory where TensorFlow allows that.
 
@@ -301,20 +331,21 @@ def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:
 
 def make_like(like: Any, array: NDArray[Any]) -> object:
     """A new tensor or variable of `like`'s kind, on its device."""
+    value = tensor_of(like.dtype, array) if isinstance(like.dtype, tf.DType) else make_tensor(array)
     if is_sharded(like):
-        return _make_sharded(like, make_tensor(array))
+        return _make_sharded(like, value)
     if is_variable(like):
         raw = raw_variable(like, "")
         with tf.device(raw.device):
             if isinstance(like, keras.Variable):
                 return keras.Variable(
-                    make_tensor(array), trainable=like.trainable, dtype=like.dtype, name=like.name
+                    value, trainable=like.trainable, dtype=like.dtype, name=like.name
                 )
             return tf.Variable(
-                make_tensor(array), trainable=raw.trainable, name=full_name_of(raw).split("/")[-1]
+                value, trainable=raw.trainable, name=full_name_of(raw).split("/")[-1]
             )
     with tf.device(like.device):
-        return tf.identity(make_tensor(array))
+        return tf.identity(value)
 
 
 def _make_sharded(like: Any, value: tf.Tensor) -> Any:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ckptfmt import UnsupportedError, UsageError
+import ckptfmt
+import ckptfmt.tensorflow as ckf
+from ckptfmt import MismatchError, UnsupportedError, UsageError
 from ckptfmt.tensorflow import ADAPTER
 from ckptfmt.tensorflow.tensors import make_tensor
 
@@ -53,12 +58,51 @@ def test_every_dtype_that_tensorflow_has_is_carried_or_refused_by_name() -> None
     for dtype in dtypes._INTERN_TABLE.values():
         if dtype.name.endswith("_ref"):
             continue
-        if dtype.name not in {*DTYPES, "string"}:
+        if dtype.name not in {*DTYPES, *QUANTIZED, "string"}:
             refused.add(dtype.name)
-    assert refused == {"qint8", "quint8", "qint16", "quint16", "qint32", "resource", "variant"}
-    quantized = tf.bitcast(tf.constant([1, 2], tf.int8), tf.qint8)
-    with pytest.raises(UsageError, match=r"cannot be carried: model/q: found dtype qint8"):
-        ADAPTER.source(quantized, "model/q")
+    assert refused == {"resource", "variant"}
+    with pytest.raises(UsageError, match=r"cannot be carried: model/q: found dtype variant"):
+        ADAPTER.source(tf.data.Dataset.range(1)._variant_tensor, "model/q")
+
+
+QUANTIZED = {"qint8": 8, "quint8": 8, "qint16": 16, "quint16": 16, "qint32": 32}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_quantized_tensor_is_stored_as_its_integers_with_its_dtype(
+    tmp_path: Path, name: str
+) -> None:
+    integers = all_patterns(name.replace("q", ""))
+    tensor = tf.bitcast(tf.constant(integers), name)
+    ckf.save({"q": tensor}, tmp_path)
+    plain = ckptfmt.load(tmp_path)["q"]
+    assert plain.dtype == integers.dtype
+    assert plain.tobytes() == integers.tobytes()
+    for made in (ckf.load(tmp_path)["q"], ckf.load(tmp_path, like={"q": tensor})["q"]):
+        assert made.dtype.name == name
+        assert tf.bitcast(made, integers.dtype.name).numpy().tobytes() == integers.tobytes()
+    held = {"q": tf.bitcast(tf.zeros_like(integers), name)}
+    ckf.restore(held, tmp_path).assert_consumed()
+    assert tf.bitcast(held["q"], integers.dtype.name).numpy().tobytes() == integers.tobytes()
+
+
+@pytest.mark.parametrize("name", ["qint8", "quint8", "qint32"])  # of the others there are none
+def test_a_quantized_variable_is_filled_by_one_of_its_dtype_only(tmp_path: Path, name: str) -> None:
+    stored = name.replace("q", "")
+
+    def variable(values: list[int]) -> Any:
+        return tf.Variable(tf.bitcast(tf.constant(values, stored), name))
+
+    ckf.save({"q": variable([1, 2])}, tmp_path)
+    ckf.save({"q": tf.Variable(tf.constant([1, 2], stored))}, tmp_path / "plain")
+    target, plain = variable([0, 0]), tf.Variable(tf.constant([7, 7], stored))
+    ckf.restore({"q": target}, tmp_path).assert_consumed()
+    assert tf.bitcast(target.read_value(), stored).numpy().tolist() == [1, 2]
+    with pytest.raises(MismatchError, match=rf"q: expected {stored}, found {name}"):
+        ckf.restore({"q": plain}, tmp_path)
+    with pytest.raises(MismatchError, match=rf"q: expected {name}, found {stored}"):
+        ckf.restore({"q": target}, tmp_path / "plain")
+    assert plain.numpy().tolist() == [7, 7]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (0, 3), (3,), (2, 1, 2)])
@@ -118,21 +162,6 @@ def test_a_dtype_that_tensorflow_lacks_is_refused_on_the_way_in(dtype: str) -> N
     array = np.zeros(2, getattr(ml_dtypes, dtype, dtype))
     with pytest.raises(UnsupportedError, match="TensorFlow has no such dtype: data/x"):
         make_tensor(array, "data/x")
-
-
-@pytest.mark.parametrize(
-    ("make", "cure"),
-    [
-        (lambda: tf.ragged.constant([[1], [2, 3]]), "row_splits"),
-        (lambda: tf.sparse.from_dense([0, 1]), "indices"),
-        (lambda: tf.IndexedSlices(tf.constant([1.0]), tf.constant([0])), "indices and values"),
-    ],
-)
-def test_composite_tensors_are_refused_with_a_cure(make: object, cure: str) -> None:
-    composite = make()  # type: ignore[operator]
-    assert ADAPTER.kind(composite) == "tensor"
-    with pytest.raises(UsageError, match=f"cannot be saved yet: a/b; .*{cure}"):
-        ADAPTER.source(composite, "a/b")
 
 
 def test_saving_while_a_function_is_traced_is_refused() -> None:
