@@ -142,6 +142,7 @@ EXPORTERS: dict[str, ExporterRow] = {
     "tensorbundle": ExporterRow(
         "ckptfmt.foreign.exporters.bundle:TensorBundleExporter", "", (".index",)
     ),
+    "numpy": ExporterRow("ckptfmt.foreign.exporters.numpy:NumpyExporter", "", (".npz", ".npy")),
     "pytorch": ExporterRow(
         "ckptfmt.foreign.exporters.pytorch:PytorchExporter", "", (".pt", ".pth", ".bin", ".ckpt")
     ),

@@ -1,0 +1,111 @@
+"""`.npz` and `.npy`: what `numpy.load` reads without `allow_pickle`.
+
+An entry of an archive is called as its leaf: `model/encoder.0.weight`. Arrays are aligned in it, so
+that an import maps them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
+from ckptfmt.foreign.exporters.staging import Staging
+from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, raw_bytes
+from ckptfmt.foreign.exporters.zip_writer import ZipWriter
+from ckptfmt.format import dtype_named, dtype_of
+
+_SUFFIX = ".npy"
+
+
+class NumpyExporter(Exporter):
+    """Row `numpy` of EXPORTERS."""
+
+    format = "numpy"
+
+    def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
+        plan = ExportPlan(tree)
+        # The format knows no ties: a tensor is written under each of its names.
+        every = [replace(t, names=[name]) for t in tree.tensors for name in t.names]
+        plan.carry_scalars(str)
+        every += [_as_numpy(tensor) for tensor in plan.tensors]
+        plan.tensors, plan.names = [], {}
+        for tensor in every:
+            reason = _reason(tensor, is_array=self._is_array, is_first=not plan.tensors)
+            if reason:
+                plan.skip(tensor, reason)
+                plan.transformed.pop(tensor.name, None)
+                continue
+            plan.tensors.append(tensor)
+            plan.names[tensor.name] = tensor.name
+            first = tree.leaves[tensor.name]
+            if isinstance(first, ExportTensor) and first.name != tensor.name:
+                plan.transformed[tensor.name] = f"a copy of {first.name}"
+        return plan
+
+    @property
+    def _is_array(self) -> bool:
+        return self.name.endswith(_SUFFIX)
+
+    def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
+        with staging.stream(self.name, plan.nbytes) as stream:
+            archive = ZipWriter(stream)
+            for tensor, pieces in plan.tree.read(plan.tensors):
+                head = _header(tensor)
+                data: Iterator[Any] = chain([head], (raw_bytes(piece) for piece in pieces))
+                if self._is_array:
+                    for part in data:
+                        stream.put(part)
+                else:
+                    archive.add(tensor.name + _SUFFIX, len(head) + tensor.nbytes, data)
+            if not self._is_array:
+                archive.finish()
+        return [(self.name, self.name)]
+
+    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
+        found = read_written(staging.path(self.name), self.format)
+        if self._is_array:
+            return dict(zip(plan.names, found.values()))
+        return {tensor.foreign_name: tensor for tensor in found.values()}
+
+
+def _reason(tensor: ExportTensor, *, is_array: bool, is_first: bool) -> str:
+    """Why a tensor cannot be carried, or ""."""
+    known = dtype_named(tensor.dtype)
+    if known is None or tensor.is_variable or tensor.numpy_dtype.type.__module__ != "numpy":
+        return f"numpy.load has no dtype {tensor.dtype} without pickles"
+    if is_array:
+        return "" if is_first else "a second array: the format holds one"
+    parts = tensor.name.split("/")
+    drive = len(parts[0]) > 1 and parts[0][1] == ":"
+    if "\0" in tensor.name or "\\" in tensor.name or drive or "." in parts or ".." in parts:
+        return "a name that no entry of an archive may have"
+    return ""
+
+
+def _as_numpy(tensor: ExportTensor) -> ExportTensor:
+    """Text as an array of its width; what NumPy would cut (zeros at the end) stays as it is."""
+    assert tensor.array is not None
+    value = tensor.array[()]
+    if not isinstance(value, str | bytes) or value[-1:] in ("\0", b"\0"):
+        return tensor
+    array = np.asarray(value)
+    return replace(tensor, array=array, dtype=dtype_of(array).name)
+
+
+def _header(tensor: ExportTensor) -> bytes:
+    out = io.BytesIO()
+    dtype = tensor.numpy_dtype
+    fields = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": tensor.shape,
+    }
+    np.lib.format.write_array_header_1_0(out, fields)
+    return out.getvalue()
