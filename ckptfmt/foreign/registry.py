@@ -143,6 +143,8 @@ EXPORTERS: dict[str, ExporterRow] = {
         "ckptfmt.foreign.exporters.bundle:TensorBundleExporter", "", (".index",)
     ),
     "numpy": ExporterRow("ckptfmt.foreign.exporters.numpy:NumpyExporter", "", (".npz", ".npy")),
+    "dcp": ExporterRow("ckptfmt.foreign.exporters.dcp:DcpExporter", "", ()),
+    "orbax": ExporterRow("ckptfmt.foreign.exporters.orbax:OrbaxExporter", "", ()),
     "pytorch": ExporterRow(
         "ckptfmt.foreign.exporters.pytorch:PytorchExporter", "", (".pt", ".pth", ".bin", ".ckpt")
     ),

@@ -17,7 +17,7 @@ import numpy as np
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.staging import Staging, split_destination
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value
-from ckptfmt.foreign.registry import read_foreign
+from ckptfmt.foreign.registry import detect_format, read_foreign
 from ckptfmt.format import dtype_of
 
 if TYPE_CHECKING:
@@ -136,6 +136,10 @@ class Exporter(ABC):
     def targets(self) -> Sequence[str]:
         """Paths that must not be there already."""
         return [self.path]
+
+    def is_own(self, path: str) -> bool:
+        """Whether what is there is of this format, and may be replaced."""
+        return detect_format(path) == self.format
 
     def published(self) -> None:  # noqa: B027  (most formats need nothing)
         """Called when all files have their names."""

@@ -143,7 +143,7 @@ def _check_free(exporter: Exporter, *, replace: bool) -> None:
         return
     if not replace:
         raise taken(path)
-    known = detect_format(path) == exporter.format
+    known = exporter.is_own(path)
     if (exporter.shape == "folder") != os.path.isdir(path) or (os.path.isdir(path) and not known):
         raise UsageError(
             "what is there is no export of this format",

@@ -32,6 +32,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """An object of a class, made without its constructor, and given its state."""
+
+    name: str
+    state: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Persistent:
     """An object that stands outside of the pickle."""
 
@@ -101,6 +109,11 @@ class _Writer:
             self.save(dict(obj))
         elif isinstance(obj, tuple):  # a namedtuple
             self._tuple(tuple(obj))
+        elif isinstance(obj, Instance):
+            self._global(obj.name)
+            self.out += b")\x81"
+            self.save(obj.state)
+            self.out += b"b"
         elif isinstance(obj, WithState):
             self.save(OrderedDict(obj.items))
             self.save(obj.state)

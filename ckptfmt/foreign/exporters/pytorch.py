@@ -6,46 +6,28 @@ restricted unpickler takes are written.
 
 from __future__ import annotations
 
-import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from ckptfmt.engine import ABSENT
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
-from ckptfmt.foreign.exporters.pickle_writer import Call, Named, Persistent, WithState, pack_pickle
+from ckptfmt.foreign.exporters.pickle_writer import Call, Named, WithState, pack_pickle
 from ckptfmt.foreign.exporters.staging import Staging
+from ckptfmt.foreign.exporters.torch_layout import Layout, torch_dtype, write_archive
 from ckptfmt.foreign.exporters.torch_values import plain
 from ckptfmt.foreign.exporters.tree import (
     PIECE_NBYTES,
     ExportTensor,
     ExportTree,
     Value,
-    packed_halves,
-    raw_bytes,
 )
-from ckptfmt.foreign.exporters.zip_writer import ALIGN_NBYTES, ZipWriter
 from ckptfmt.foreign.pytorch.composites import INDICES
-from ckptfmt.foreign.pytorch.dtypes import DTYPES, X2, TorchDtype
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_STORAGES = {
-    "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
-    "float16": "Half", "float32": "Float", "float64": "Double", "bfloat16": "BFloat16",
-    "bool": "Bool", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
-    "qint8": "QInt8", "quint8": "QUInt8", "qint32": "QInt32", "quint4x2": "QUInt4x2",
-    "quint2x4": "QUInt2x4",
-}  # fmt: skip
-"""Dtypes with a storage class; torch gives all others an untyped one, and the dtype beside it."""
-_TENSOR, _OF_DTYPE = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
 _COMPOSITE = "torch.tensor"
 _SPARSE = ("sparse_coo", *INDICES)
 
@@ -63,74 +45,16 @@ class PytorchExporter(Exporter):
         top = os.path.basename(self.name).split(".")[0] or "archive"
         room = plan.nbytes + len(plan.state.pickle) + 4096
         with staging.stream(self.name, room) as stream:
-            archive = ZipWriter(stream)
-
-            def add(name: str, data: bytes) -> None:
-                archive.add(f"{top}/{name}", len(data), [data])
-
-            # This order, and the aligned bytes, let torch compute where a storage is.
-            add("data.pkl", plan.state.pickle)
-            add(".format_version", b"1")
-            add(".storage_alignment", str(ALIGN_NBYTES).encode())
-            add("byteorder", b"little")
-            storages = plan.state.storages
-            tensors = [tensor for tensor, _ in storages]
-            for number, ((tensor, pieces), (_, storage)) in enumerate(
-                zip(plan.tree.read(tensors), storages, strict=True)
-            ):
-                data = storage.bytes_of(tensor, pieces)
-                archive.add(f"{top}/data/{number}", storage.nbytes, data)
-            add("version", b"3\n")
-            archive.finish()
+            read = plan.tree.read(plan.tensors)
+            data = (
+                (layout.nbytes, layout.bytes_of(pieces))
+                for (_, pieces), (_, layout) in zip(read, plan.state.storages, strict=True)
+            )
+            write_archive(stream, top, plan.state.pickle, data)
         return [(self.name, self.name)]
 
     def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
         return read_written(staging.path(self.name), self.format)
-
-
-class _Storage:
-    """How one tensor lies in a storage of its own."""
-
-    __slots__ = ("dtype", "format", "nbytes", "shape", "strides")
-
-    def __init__(self, tensor: ExportTensor, dtype: TorchDtype, memory_format: str) -> None:
-        self.dtype, self.format = dtype, memory_format
-        self.shape = tensor.shape
-        if dtype.name == X2:
-            self.shape = (*tensor.shape[:-1], tensor.shape[-1] // 2)
-        self.strides = _strides(self.shape, memory_format)
-        self.nbytes = -(-math.prod(self.shape) * dtype.itemsize // _per_byte(dtype))
-
-    def bytes_of(
-        self, tensor: ExportTensor, pieces: Iterator[NDArray[Any]]
-    ) -> Iterator[NDArray[np.uint8]]:
-        if self.dtype.packed > 1:
-            from ckptfmt.format import pack_array
-
-            if self.dtype.name == X2:
-                yield from packed_halves(pieces)
-            else:
-                for piece in pieces:  # all of it: a quantized tensor is planned as one piece
-                    yield np.frombuffer(pack_array(piece), np.uint8)
-            return
-        for piece in pieces:
-            yield raw_bytes(np.moveaxis(piece, 1, -1) if self.format else piece)
-
-
-def _per_byte(dtype: TorchDtype) -> int:
-    return 1 if dtype.name == X2 else dtype.packed
-
-
-def _strides(shape: tuple[int, ...], memory_format: str) -> tuple[int, ...]:
-    """In elements; as torch has them for tensors without elements too."""
-    order = list(range(len(shape)))
-    if memory_format:
-        order = [0, *order[2:], 1]
-    made, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        made[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(made)
 
 
 class _Written:
@@ -138,7 +62,7 @@ class _Written:
 
     __slots__ = ("pickle", "storages")
 
-    def __init__(self, pickle: bytes, storages: list[tuple[ExportTensor, _Storage]]) -> None:
+    def __init__(self, pickle: bytes, storages: list[tuple[ExportTensor, Layout]]) -> None:
         self.pickle, self.storages = pickle, storages
 
 
@@ -147,7 +71,7 @@ class _Planning:
 
     def __init__(self, tree: ExportTree) -> None:
         self._plan = ExportPlan(tree)
-        self._storages: list[tuple[ExportTensor, _Storage]] = []
+        self._storages: list[tuple[ExportTensor, Layout]] = []
         self._made: dict[int, Any] = {}
         self._composites = {
             name: attributes[_COMPOSITE]
@@ -217,38 +141,19 @@ class _Planning:
 
     def _tensor(self, tensor: ExportTensor, quantized: str) -> Any:
         """The call that rebuilds it, or why there is none."""
-        dtype = DTYPES.get(quantized or str(tensor.attributes.get("torch.dtype") or ""))
-        if dtype is None or dtype.stored != tensor.dtype:
-            name = X2 if tensor.dtype == "float4_e2m1fn" else tensor.dtype
-            dtype = DTYPES.get(name)
-        if dtype is None or (dtype.is_quantized and not quantized):
-            return f"torch has no dtype {tensor.dtype}"
-        if dtype.name == X2 and (not tensor.shape or tensor.shape[-1] % 2):
-            return "torch packs elements of 4 bits in pairs along the last axis, which is odd here"
-        if dtype.is_quantized and dtype.packed > 1 and tensor.nbytes > PIECE_NBYTES:
-            return "a quantized tensor of over 64 MiB with several elements a byte"
+        dtype = torch_dtype(tensor, quantized)
+        if isinstance(dtype, str):
+            return dtype
         memory_format = str(tensor.attributes.get("torch.memory_format") or "")
         if memory_format and not _fits(tensor, memory_format):
             self._plan.transformed[tensor.name] = f"not in {memory_format}, but in C order"
             memory_format = ""
-        storage = _Storage(tensor, dtype, memory_format)
+        layout = Layout(tensor.shape, dtype, memory_format)
         key = str(len(self._storages))
-        self._storages.append((tensor, storage))
-        known = _STORAGES.get(dtype.name)
-        numel = math.prod(storage.shape)
-        if known is None:
-            kind, count = Named("torch.storage.UntypedStorage"), storage.nbytes
-        else:
-            kind, count = Named(f"torch.{known}Storage"), -(-numel // _per_byte(dtype))
-        persistent = Persistent(("storage", kind, key, "cpu", count))
-        place = (persistent, 0, storage.shape, storage.strides)
+        self._storages.append((tensor, layout))
         if quantized:
-            return place
-        grad = tensor.attributes.get("torch.requires_grad") is True
-        hooks = OrderedDict[str, Any]()
-        if known is None:
-            return Call(_OF_DTYPE, (*place, grad, hooks, Named(f"torch.{dtype.name}")))
-        return Call(_TENSOR, (*place, grad, hooks))
+            return layout.place(key)
+        return layout.call(key, requires_grad=tensor.attributes.get("torch.requires_grad") is True)
 
 
 def _fits(tensor: ExportTensor, memory_format: str) -> bool:

@@ -22,7 +22,6 @@ from ckptfmt.engine import (
     build_tree,
 )
 from ckptfmt.errors import NotFoundError
-from ckptfmt.foreign.streaming import is_streamed
 from ckptfmt.format import Hasher, dtype_named, hasher, numpy_dtype, pack_array
 from ckptfmt.types import Select
 
@@ -191,10 +190,9 @@ def digest_of(tensor: ForeignTensor) -> bytes:
 
 def foreign_pieces(tensor: ForeignTensor) -> Iterator[Array]:
     """The values in boxes; of a view of the file these are views, too."""
-    if is_streamed(tensor):
-        assert tensor.box is not None
-        known = dtype_named(tensor.dtype)
-        assert known is not None  # a dtype of a fixed width
+    known = dtype_named(tensor.dtype)
+    nbytes = 0 if known is None else math.prod(tensor.shape) * known.itemsize
+    if tensor.box is not None and known is not None and nbytes > PIECE_NBYTES:
         for box in boxes(tensor.shape, known.itemsize):
             yield tensor.box(box)
         return

@@ -31,16 +31,16 @@ _END = struct.Struct("<4s4H2LH")
 
 
 class ZipWriter:
-    """Entries one after another to a stream; `finish` writes the directory."""
+    """Entries one after another to a stream, from where it is; `finish` writes the directory."""
 
     def __init__(self, stream: FileStream) -> None:
-        self._stream = stream
+        self._stream, self._base = stream, stream.position
         self._central: list[bytes] = []
 
-    def add(self, name: str, nbytes: int, pieces: Iterable[NDArray[Any] | bytes]) -> None:
-        """An entry of exactly so many bytes."""
+    def add(self, name: str, nbytes: int, pieces: Iterable[NDArray[Any] | bytes]) -> int:
+        """An entry of exactly so many bytes; where in the stream they begin."""
         stream, text = self._stream, name.encode()
-        header = stream.position
+        header = stream.position - self._base
         large = nbytes >= _U32
         extra = struct.pack("<2H2Q", 1, 16, nbytes, nbytes) if large else b""
         begin = header + _LOCAL.size + len(text) + len(extra) + 4
@@ -61,14 +61,15 @@ class ZipWriter:
         assert stream.position - start == nbytes
         stream.put(struct.pack("<4sL2Q" if large else "<4s3L", b"PK\7\10", crc, nbytes, nbytes))
         self._central.append(_central(text, crc, nbytes, header))
+        return start
 
     def finish(self) -> None:
         """The central directory and its end."""
-        stream, start = self._stream, self._stream.position
+        stream, start = self._stream, self._stream.position - self._base
         stream.put(b"".join(self._central))
-        count, nbytes = len(self._central), self._stream.position - start
+        count, nbytes = len(self._central), stream.position - self._base - start
         if count >= _U16 or start >= _U32 or nbytes >= _U32:
-            at = stream.position
+            at = stream.position - self._base
             stream.put(
                 _END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, nbytes, start)
                 + _END64_AT.pack(b"PK\6\7", 0, at, 1)

@@ -162,7 +162,7 @@ def test_a_file_that_reads_back_otherwise_is_not_published(
         made[:1] ^= 1
         return made
 
-    monkeypatch.setattr("ckptfmt.foreign.exporters.pytorch.raw_bytes", wrong)
+    monkeypatch.setattr("ckptfmt.foreign.exporters.torch_layout.raw_bytes", wrong)
     with pytest.raises(CorruptError, match=r"reads back otherwise: model/a\.weight"):
         ckptfmt.export(store, tmp_path / "x.pt")
     assert names_in(tmp_path) == ["s"]
