@@ -38,6 +38,17 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
         {"over_numpy_s", "over_numpy_cpu_s"},
     ),
     "bundle": ({"list", "list objects", "warm read", "convert", "save"}, set()),
+    "convert": (
+        {
+            "save",
+            "convert pt",
+            "convert bundle",
+            "convert transposed",
+            "cold convert pt",
+            "cold convert bundle",
+        },
+        {"of_save_rate"},
+    ),
     "dcp": ({"first stall", "stall", "save", "small save"}, {"nbytes"}),
     "tensorflow": ({"save", "cold restore", "cold restore one pass"}, {"peak_nbytes"}),
     "part": ({"cold part"}, {"asked_nbytes", "disk_nbytes"}),
