@@ -39,6 +39,9 @@ IMPORTERS: dict[str, ImporterRow] = {
         (".pt", ".pth", ".bin", ".ckpt", ".bin.index.json"),
     ),
     "numpy": ImporterRow("ckptfmt.foreign.numpy:NumpyImporter", "", (".npy", ".npz")),
+    "keras": ImporterRow(
+        "ckptfmt.foreign.keras:KerasImporter", "", (".keras", ".weights.h5", ".h5", ".hdf5")
+    ),
     "gguf": ImporterRow("ckptfmt.foreign.gguf:GgufImporter", "", (".gguf",)),
     "flax": ImporterRow("ckptfmt.foreign.flax:FlaxImporter", "", (".msgpack",)),
 }

@@ -178,3 +178,35 @@ class JsonCursor:
             raise
         except ValueError as error:
             self.fail(f"{what} is not JSON", found=str(error)[:120])
+
+
+SMALL_NBYTES_MAX = 8 << 20
+"""JSON that becomes objects at once, which take up to twenty times as much."""
+
+
+def parse_small_json(data: bytes, where: str, reason: str) -> Any:
+    """A whole document of at most `SMALL_NBYTES_MAX` bytes, whose keys differ."""
+    if len(data) > SMALL_NBYTES_MAX:
+        raise _no_json("a JSON document is too long", where, reason, f"{len(data)} bytes")
+    try:
+        return json.loads(data, object_pairs_hook=_differing, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _no_json("not a JSON document", where, reason, str(error)[:80]) from error
+
+
+def _differing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise json.JSONDecodeError("a key stands twice", "", 0)
+    return made
+
+
+def _no_constant(text: str) -> float:
+    # Python writes them, JSON has none.
+    return float(text)
+
+
+def _no_json(what: str, where: str, reason: str, found: object) -> CorruptError:
+    return CorruptError(
+        what, reason=f"{reason}-json", where=where, found=found, do="get the file again"
+    )

@@ -13,25 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ckptfmt.foreign.bundle.graph import Keys, Walk
+from ckptfmt.foreign.keras_layers import counted, is_automatic
 
 _HOLDERS = frozenset({"_operations", "_layers"})
 _FUNCTIONAL = "_functional"
-_NUMBER = re.compile(r"_[0-9]+\Z")
 _VARIABLE = re.compile(r"(variable|seed_generator_state)(_[0-9]+)?\Z")
-# Of other classes a name that Keras gave cannot be told from a chosen one: nothing else says it.
-_AUTOMATIC_TEXT = """
-    dense einsum_dense embedding reversible_embedding conv1d conv2d conv3d conv1d_transpose
-    conv2d_transpose conv3d_transpose depthwise_conv1d depthwise_conv2d separable_conv1d
-    separable_conv2d batch_normalization layer_normalization group_normalization
-    unit_normalization spectral_normalization rms_normalization normalization simple_rnn rnn gru
-    lstm simple_rnn_cell gru_cell lstm_cell stacked_rnn_cells bidirectional time_distributed
-    conv_lstm1d conv_lstm2d conv_lstm3d attention additive_attention multi_head_attention
-    grouped_query_attention p_re_lu dropout spatial_dropout1d spatial_dropout2d spatial_dropout3d
-    gaussian_dropout gaussian_noise alpha_dropout random_flip random_rotation random_zoom
-    random_crop random_translation random_contrast random_brightness seed_generator sequential
-    functional model
-"""
-_AUTOMATIC = frozenset(_AUTOMATIC_TEXT.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +60,13 @@ def keras_paths(
             steps[number] = found
         if _is_of_keras(keys, full):
             models.add(keys[:depth])
-    counted = _counted(step for found in steps.values() for step in found)
+    numbers = _counted(step for found in steps.values() for step in found)
     made = {}
     for number, found in steps.items():
         keys = variables[number]
         if keys[:depth] in models:
-            given = [_keys_of(step, counted, named=True) for step in found]
-            plain = [_keys_of(step, counted, named=False) for step in found]
+            given = [_keys_of(step, numbers, named=True) for step in found]
+            plain = [_keys_of(step, numbers, named=False) for step in found]
             last = found[-1]
             tail = last.attribute if _VARIABLE.match(last.name) else (last.name,)
             paths = [(*keys[:depth], *_flat(way[:-1]), *tail) for way in (given, plain)]
@@ -126,31 +112,17 @@ def _counted(steps: Iterable[_Step]) -> dict[tuple[int, str], str]:
             holders.setdefault(step.holder, {})[step.attribute[1]] = step.name
     made: dict[tuple[int, str], str] = {}
     for holder, names in holders.items():
-        taken = {name for name in names.values() if not _is_automatic(name)}
-        counts: dict[str, int] = {}
-        for position in sorted(names, key=lambda text: (len(text), text)):
-            name = names[position]
-            if _is_automatic(name):
-                base = _NUMBER.sub("", name)
-                while True:
-                    count = counts.get(base, 0)
-                    counts[base] = count + 1
-                    name = f"{base}_{count}" if count else base
-                    if name not in taken:
-                        break
+        positions = sorted(names, key=lambda text: (len(text), text))
+        for position, name in zip(positions, counted(names[p] for p in positions)):
             made[holder, position] = name
     return made
 
 
-def _is_automatic(name: str) -> bool:
-    return _NUMBER.sub("", name) in _AUTOMATIC
-
-
-def _keys_of(step: _Step, counted: Mapping[tuple[int, str], str], *, named: bool) -> Keys:
+def _keys_of(step: _Step, numbers: Mapping[tuple[int, str], str], *, named: bool) -> Keys:
     """What leads to an object: its name if somebody chose one and `named`, else the attribute."""
     if step.is_numbered:
-        return (counted[step.holder, step.attribute[1]],)
-    chosen = named and step.name and not _is_automatic(step.name)
+        return (numbers[step.holder, step.attribute[1]],)
+    chosen = named and step.name and not is_automatic(step.name)
     return (step.name,) if chosen else step.attribute
 
 

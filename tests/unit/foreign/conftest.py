@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import random
 import tracemalloc
 from collections.abc import Callable, Iterable
@@ -55,13 +56,28 @@ def same_as_expected(tmp_path: Path) -> Same:
                 assert list(tensor.shape) == want["shape"], name
                 for array in (tensor.fetch(), foreign[name].read(), checkpoint[name].read()):
                     assert list(array.shape) == want["shape"], name
-                    assert array.tobytes().hex() == want["hex"], name
+                    if "texts" in want:
+                        assert [text.hex() for text in array.reshape(-1)] == want["texts"], name
+                    else:
+                        assert array.tobytes().hex() == want["hex"], name
             for name, want in wanted.get("values", {}).items():
                 assert _plain(foreign[name]) == want, name
                 assert _plain(checkpoint[name]) == want, name
         return tree
 
     return same
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Callable[[Path], Path]:
+    """unpacked(file.xz) -> the file."""
+
+    def unpack(path: Path) -> Path:
+        made = tmp_path / path.stem
+        made.write_bytes(lzma.decompress(path.read_bytes()))
+        return made
+
+    return unpack
 
 
 @pytest.fixture

@@ -1,0 +1,139 @@
+"""A dataset in chunks: each is found by where it begins, undone filter by filter, and cut."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ckptfmt.foreign.hdf5.cursor import UNDEFINED, File, corrupt
+from ckptfmt.foreign.hdf5.messages import DEFLATE, FLETCHER, SHUFFLE
+from ckptfmt.foreign.hdf5.objects import tree_entries
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CHUNK_NBYTES_MAX = 1 << 30
+_RATIO_MAX = 1032
+_CHUNKS_MAX = 1 << 22
+
+
+class Chunks:
+    """The chunks of one dataset.
+
+    Args:
+        tree: Address of their B-tree.
+        width: Bytes of an element.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        tree: int,
+        shape: tuple[int, ...],
+        chunk: tuple[int, ...],
+        *,
+        width: int,
+        filters: list[int],
+        where: str,
+    ) -> None:
+        self.file, self.shape, self.chunk, self.where = file, shape, chunk, where
+        self.width, self.filters = width, filters
+        self.nbytes = math.prod(chunk) * width
+        if len(chunk) != len(shape):
+            raise corrupt("chunks of another rank", "chunk", where, chunk)
+        if self.nbytes > CHUNK_NBYTES_MAX:
+            raise corrupt("a chunk is too large", "limit", where, f"{self.nbytes} bytes")
+        expected = math.prod(-(-n // c) for n, c in zip(shape, chunk))
+        if expected > _CHUNKS_MAX or expected * 8 > file.nbytes:
+            raise corrupt("more chunks than the file can hold", "size", where, expected)
+        self._places = self._read_tree(tree)
+        if len(self._places) != expected:
+            found = f"{len(self._places)} of {expected}"
+            raise corrupt("chunks are missing", "chunk-missing", where, found)
+
+    def _read_tree(self, tree: int) -> dict[tuple[int, ...], tuple[int, int, int]]:
+        """Position among the chunks -> (address, stored bytes, filters left out)."""
+        made: dict[tuple[int, ...], tuple[int, int, int]] = {}
+        if tree == UNDEFINED:
+            return made
+        ndim = len(self.shape)
+        for key, address in tree_entries(self.file, tree, 1, 8 + 8 * (ndim + 1)):
+            size, mask = int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
+            begin = np.frombuffer(key, "<u8", ndim, 8).tolist()
+            at = tuple(b // c for b, c in zip(begin, self.chunk))
+            aligned = all(b % c == 0 for b, c in zip(begin, self.chunk))
+            if not aligned or any(b >= n for b, n in zip(begin, self.shape)) or at in made:
+                raise corrupt("a chunk where none can be", "chunk", self.where, begin)
+            self.file.check(address, size, "chunk")
+            if (not self.filters and size != self.nbytes) or self.nbytes > _RATIO_MAX * size + 64:
+                raise corrupt("a chunk of an impossible size", "size", self.where, size)
+            made[at] = (address, size, mask)
+        ends = 0
+        for address, size, _ in sorted(made.values()):
+            if address < ends:
+                raise corrupt("two chunks overlap", "overlap", self.where, address)
+            ends = address + size
+        return made
+
+    def read(self, sides: tuple[slice, ...]) -> NDArray[Any]:
+        """A box, as elements of `width` bytes."""
+        word = np.dtype(f"V{self.width}")
+        made = np.empty([side.stop - side.start for side in sides], word)
+        ranges = [range(side.start // c, -(-side.stop // c)) for side, c in zip(sides, self.chunk)]
+        if not made.size:
+            return made
+        for number in range(math.prod(map(len, ranges))):
+            place = []
+            for steps in reversed(ranges):
+                number, at = divmod(number, len(steps))
+                place.append(steps[at])
+            self._copy(tuple(reversed(place)), sides, made)
+        return made
+
+    def _copy(self, place: tuple[int, ...], sides: tuple[slice, ...], made: NDArray[Any]) -> None:
+        source, target = [], []
+        for at, c, side in zip(place, self.chunk, sides):
+            begin = at * c
+            low, high = max(begin, side.start), min(begin + c, side.stop)
+            source.append(slice(low - begin, high - begin))
+            target.append(slice(low - side.start, high - side.start))
+        data = np.frombuffer(self._undone(place), made.dtype).reshape(self.chunk)
+        made[tuple(target)] = data[tuple(source)]
+
+    def _undone(self, place: tuple[int, ...]) -> bytes:
+        """The bytes of a chunk."""
+        address, size, mask = self._places[place]
+        data = self.file.bytes(address, size, "chunk")
+        for number in reversed(range(len(self.filters))):
+            if mask >> number & 1:
+                continue
+            kind = self.filters[number]
+            if kind == DEFLATE:
+                data = self._inflated(data)
+            elif kind == SHUFFLE:
+                data = _unshuffled(data, self.width)
+            elif kind == FLETCHER:
+                data = data[:-4]  # a checksum that no two libraries compute alike
+        if len(data) != self.nbytes:
+            raise corrupt("a chunk of another length", "chunk", self.where, f"{len(data)} bytes")
+        return data
+
+    def _inflated(self, data: bytes) -> bytes:
+        inflater = zlib.decompressobj()
+        try:
+            made = inflater.decompress(data, self.nbytes + 5)
+        except zlib.error as error:
+            raise corrupt("a chunk is damaged", "deflate", self.where, str(error)) from error
+        if not inflater.eof:
+            raise corrupt("a chunk is longer than its shape, or cut off", "deflate", self.where)
+        return made
+
+
+def _unshuffled(data: bytes, width: int) -> bytes:
+    """First all first bytes of elements, then all second ones, ..., in order again."""
+    count = len(data) // width
+    whole = np.frombuffer(data, np.uint8, count * width).reshape(width, count)
+    return whole.T.tobytes() + data[count * width :]

@@ -1,0 +1,143 @@
+"""Which of Keras's formats a file is, and its tree: `{"model": ..., "optimizer": ...}`."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import replace
+from typing import Any
+
+from ckptfmt.errors import CheckpointError, UnsupportedError
+from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, tree_of
+from ckptfmt.foreign.hdf5 import SIGNATURE, Group, read_hdf5
+from ckptfmt.foreign.keras.legacy import is_legacy, name_legacy
+from ckptfmt.foreign.keras.naming import VARIABLES, Keys, name_variables, numbered
+from ckptfmt.foreign.keras.optimizer import name_numbered
+from ckptfmt.foreign.mapping import corrupt, map_file, starts_with
+from ckptfmt.foreign.strict_json import SMALL_NBYTES_MAX, parse_small_json
+from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
+from ckptfmt.foreign.zip_archive import ZipArchive
+
+FORMAT = REASON = "keras"
+CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+MODEL, OPTIMIZER = "model", "optimizer"
+_INFLATED_NBYTES_MAX = 256 << 20
+
+
+class KerasImporter(Importer):
+    """Row `keras` of IMPORTERS."""
+
+    def detect(self, path: str) -> bool:
+        if starts_with(path, SIGNATURE):
+            return True
+        if not starts_with(path, ZIP_MAGIC):
+            return False
+        try:
+            entries = ZipArchive(os.path.realpath(path), path, REASON).entries
+        except CheckpointError:
+            return False
+        return CONFIG in entries and any(name.startswith("model.weights") for name in entries)
+
+    def read(self, path: str) -> ForeignTree:
+        where, real = os.path.basename(path), os.path.realpath(path)
+        if starts_with(path, ZIP_MAGIC):
+            return _read_keras(ZipArchive(real, where, REASON))
+        data, nbytes = map_file(real, where, REASON)
+        if data[: len(SIGNATURE)] != SIGNATURE:
+            raise corrupt(REASON, "no file of Keras", "magic", where, ascii(data[:8]))
+        root, skipped = read_hdf5(data, (0, nbytes), where)
+        if is_legacy(root):
+            return _tree(name_legacy(root, where), skipped)
+        if _is_weights(root):
+            return _tree(_weights(root, None, None), skipped)
+        return tree_of(_plain(root), FORMAT, skipped=skipped)
+
+
+def _read_keras(archive: ZipArchive) -> ForeignTree:
+    """A `.keras` file: configuration and weights in one archive."""
+    if CONFIG not in archive.entries:
+        raise archive.corrupt(f"no {CONFIG}", "archive")
+    text = archive.read(archive.entries[CONFIG], SMALL_NBYTES_MAX)
+    config = parse_small_json(text, f"{archive.where}, {CONFIG}", REASON)
+    entry = archive.entries.get(WEIGHTS)
+    if entry is None:
+        others = [name for name in archive.entries if name.startswith("model.weights")]
+        raise UnsupportedError(
+            "the weights are of another format",
+            reason=f"{REASON}-weights",
+            where=archive.where,
+            expected=WEIGHTS,
+            found=", ".join(others)[:200] or "none",
+            do="save the model again with Keras",
+        )
+    where = f"{archive.where}, {WEIGHTS}"
+    data: mmap.mmap | bytes
+    if archive.is_stored(entry):
+        start = archive.start_of(entry)
+        data, span = archive.data, (start, start + entry.nbytes)
+    else:
+        data = archive.read(entry, _INFLATED_NBYTES_MAX)
+        span = (0, len(data))
+    root, skipped = read_hdf5(data, span, where)
+    compiled = config.get("compile_config") if isinstance(config, dict) else None
+    optimizer = compiled.get("optimizer") if isinstance(compiled, dict) else None
+    return _tree(_weights(root, config, optimizer), skipped)
+
+
+def _is_weights(root: Group) -> bool:
+    """Whether variables stand in groups `vars`, numbered."""
+
+    def holds(group: Group) -> bool:
+        return VARIABLES in group.groups or any(map(holds, group.groups.values()))
+
+    return not root.tensors and holds(root)
+
+
+def _weights(root: Group, config: Any, optimizer: Any) -> dict[Keys, ForeignTensor]:
+    """The variables of a model and of its optimizer."""
+    named = name_variables(root, config, (OPTIMIZER,))
+    made = {(MODEL, *keys): tensor for keys, tensor in named.tensors.items()}
+    inner = root.below(f"{OPTIMIZER}/{VARIABLES}")
+    rows = numbered(inner.tensors) if inner is not None else []
+    keys = name_numbered([tensor for _, tensor in rows], named.trained, optimizer)
+    for at, (number, tensor) in enumerate(rows):
+        made[OPTIMIZER, *(keys[at] if keys is not None else (VARIABLES, number))] = tensor
+    other = root.groups.get(OPTIMIZER)
+    if other is not None:
+        for key, tensor in _flat(replace(other, groups={**other.groups, VARIABLES: Group("")})):
+            made[OPTIMIZER, *key] = tensor
+    return made
+
+
+def _flat(group: Group) -> list[tuple[Keys, ForeignTensor]]:
+    made: list[tuple[Keys, ForeignTensor]] = [((n,), t) for n, t in group.tensors.items()]
+    for name, child in group.groups.items():
+        made += [((name, *keys), tensor) for keys, tensor in _flat(child)]
+    return made
+
+
+def _plain(group: Group) -> dict[str, Any]:
+    """Any other HDF5 file: groups are dicts."""
+    return {**group.tensors, **{name: _plain(child) for name, child in group.groups.items()}}
+
+
+def _tree(tensors: dict[Keys, ForeignTensor], skipped: dict[str, str]) -> ForeignTree:
+    root: dict[str, Any] = {}
+    for keys, tensor in tensors.items():
+        node = root
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise UnsupportedError(
+                    "a variable and a layer would have one name",
+                    reason=f"{REASON}-name",
+                    where="/".join(keys)[:200],
+                )
+        if keys[-1] in node:
+            raise UnsupportedError(
+                "two variables would have one name",
+                reason=f"{REASON}-name",
+                where="/".join(keys)[:200],
+            )
+        node[keys[-1]] = tensor
+    return tree_of(root, FORMAT, skipped=skipped)

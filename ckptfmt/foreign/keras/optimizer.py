@@ -1,0 +1,110 @@
+"""An optimizer's variables: numbered in `.weights.h5`, by names of their own in the older format.
+
+They follow the trained variables of the model, in its order. Where that order is known and every
+shape agrees, they get the names `optimizer/state/<variable>/<slot>`; else they keep their numbers:
+to guess would be to give one variable another's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.keras.configuration import fields_of, told
+from ckptfmt.foreign.keras.naming import Keys, Trained
+
+STATE, ITERATIONS, RATE = "state", "iterations", "learning_rate"
+_PAIR = ("momentum", "velocity")
+# Slots that stand together stand in one run for each variable; runs follow one another.
+_RUNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "sgd": (("momentum",),),
+    "rmsprop": (("velocity",), ("momentum",), ("average_gradient",)),
+    "adam": (_PAIR, ("velocity_hat",)),
+    "adam_w": (_PAIR, ("velocity_hat",)),
+    "nadam": (_PAIR,),
+    "adamax": (("momentum", "norm"),),
+    "adadelta": (("accumulated_grad", "accumulated_delta_var"),),
+    "adagrad": (("accumulator",),),
+    "ftrl": (("accumulator", "linear"),),
+    "lion": (("momentum",),),
+    "lamb": (_PAIR,),
+}
+# (class, first slot of a run) -> the option that it depends on.
+_OPTIONAL = {
+    ("sgd", "momentum"): "momentum",
+    ("rmsprop", "momentum"): "momentum",
+    ("rmsprop", "average_gradient"): "centered",
+    ("adam", "velocity_hat"): "amsgrad",
+    ("adam_w", "velocity_hat"): "amsgrad",
+}
+_OWN_LAST = {"nadam": "u_product"}
+
+
+def name_numbered(
+    rows: Sequence[ForeignTensor], trained: Sequence[Trained] | None, config: Any
+) -> list[Keys] | None:
+    """Keys of an optimizer's variables below the optimizer, or None where they are not certain.
+
+    Args:
+        config: The optimizer's configuration, or None.
+    """
+    found = told(config)
+    if found is None or trained is None or found.snake not in _RUNS:
+        return None
+    options = fields_of(config)
+    made: list[tuple[Keys, tuple[int, ...]]] = [((ITERATIONS,), ())]
+    if not isinstance(options.get(RATE), dict):
+        made.append(((RATE,), ()))
+    runs = [
+        run
+        for run in _RUNS[found.snake]
+        if options.get(_OPTIONAL.get((found.snake, run[0]), ""), True)
+    ]
+    if options.get("use_ema"):
+        runs.insert(0, ("average",))
+    for run in runs:
+        made += [((STATE, *one.keys, slot), one.shape) for one in trained for slot in run]
+    if found.snake in _OWN_LAST:
+        made.append(((_OWN_LAST[found.snake],), ()))
+    if [shape for _, shape in made] != [tensor.shape for tensor in rows]:
+        return None
+    return [keys for keys, _ in made]
+
+
+_OLD_SLOTS = {"m": "momentum", "v": "velocity", "vhat": "velocity_hat", "iter": ITERATIONS}
+
+
+def name_by_text(names: Sequence[str], variables: Mapping[str, Keys]) -> dict[str, Keys]:
+    """Keys below the optimizer, from the names that the older format has.
+
+    Args:
+        names: `adam/dense_kernel_momentum`, `Adam/dense/kernel/m:0`.
+        variables: Full name of a variable -> its keys.
+    """
+    flat = {full.replace("/", "_"): keys for full, keys in variables.items()}
+    made: dict[str, Keys] = {}
+    for name in names:
+        text = name.removesuffix(":0")
+        keys = _by_text(text.partition("/")[2] or text, flat)
+        if keys not in made.values():
+            made[name] = keys
+        else:
+            made[name] = (text,)
+    return made
+
+
+def _by_text(text: str, flat: Mapping[str, Keys]) -> Keys:
+    if text in ("iteration", "iter"):
+        return (ITERATIONS,)
+    plain = text.replace("/", "_")
+    found: list[tuple[int, Keys]] = []
+    for full, keys in flat.items():
+        # `dense_kernel_momentum`, and `m_dense_kernel` of Keras 2.11 to 2.15.
+        for slot, fits in (
+            (plain[len(full) + 1 :], plain.startswith(full + "_")),
+            (plain[: -len(full) - 1], plain.endswith("_" + full)),
+        ):
+            if fits and slot:
+                found.append((len(full), (STATE, *keys, _OLD_SLOTS.get(slot, slot))))
+    return max(found)[1] if found else (text,)
