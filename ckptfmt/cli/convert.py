@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-nbytes", type=int, metavar="N", help="cut a folder of safetensors into such files"
     )
+    parser.add_argument(
+        "--like", metavar="FILE", help="a .weights.h5 of the same model: where which layer is"
+    )
     parser.add_argument("--list", action="store_true", help="list what would be carried; no DST")
     add_rule_arguments(parser)
     which = parser.add_mutually_exclusive_group()
@@ -155,6 +158,7 @@ def _export(args: argparse.Namespace, out: Output) -> int:
             names=args.names,
             root=args.root,
             if_exists=args.if_exists or "error",
+            like=args.like,
             allow_partial=args.allow_partial,
             progress=progress,
             **more,

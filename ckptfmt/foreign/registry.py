@@ -146,6 +146,7 @@ EXPORTERS: dict[str, ExporterRow] = {
         "ckptfmt.foreign.exporters.bundle:TensorBundleExporter", "", (".index",)
     ),
     "numpy": ExporterRow("ckptfmt.foreign.exporters.numpy:NumpyExporter", "", (".npz", ".npy")),
+    "keras": ExporterRow("ckptfmt.foreign.exporters.keras:load_exporter", "h5", (".weights.h5",)),
     "dcp": ExporterRow("ckptfmt.foreign.exporters.dcp:DcpExporter", "", ()),
     "orbax": ExporterRow("ckptfmt.foreign.exporters.orbax:OrbaxExporter", "", ()),
     "pytorch": ExporterRow(

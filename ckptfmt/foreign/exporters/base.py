@@ -111,7 +111,7 @@ class Exporter(ABC):
         """What is carried, under which names. Writes nothing.
 
         Args:
-            options: `shard_nbytes` and what else an exporter knows.
+            options: `shard_nbytes`, `like`.
         Raises:
             UnsupportedError: The format has no names for these leaves.
         """

@@ -39,6 +39,7 @@ def export(
     root: str = "",
     if_exists: Literal["error", "replace"] = "error",
     shard_nbytes: int = 5_000_000_000,
+    like: StrPath | None = None,
     progress: Progress = False,
     allow_partial: bool = False,
 ) -> ConvertReport:
@@ -58,6 +59,7 @@ def export(
         if_exists: "replace" takes the place of what is there, if that is of the same format.
         shard_nbytes: A folder of safetensors is cut into files of at most this; by default
             what the Hugging Face hub does.
+        like: A `.weights.h5` of the same model, which says where Keras has which layer.
         allow_partial: Go on where something cannot be carried; the report's `skipped` names it.
     Returns:
         A report whose `info` is None and whose `renamed` maps leaf names to names in the file.
@@ -78,7 +80,8 @@ def export(
     _check_free(exporter, replace=replace)
     with _open(src, source_format, step, at) as source:
         tree = _tree(source, names, root)
-        plan = exporter.plan(tree, {"shard_nbytes": shard_nbytes})
+        options = {"shard_nbytes": shard_nbytes, "like": os.fspath(like) if like else ""}
+        plan = exporter.plan(tree, options)
         _check_complete(plan, file_format, allow_partial=allow_partial)
         with Staging(exporter.parent) as staging:
             with Reporter(progress, "export", plan.nbytes) as reporter, writing(os.fspath(dst)):
