@@ -23,6 +23,7 @@ from ckptfmt.tensorflow.hooks import Listener, listen, listen_for_children
 from ckptfmt.tensorflow.keras_objects import given_name, trust_full_name
 from ckptfmt.tensorflow.matching import absolute, match, unique_full_names
 from ckptfmt.tensorflow.objects import children, empty_nodes
+from ckptfmt.tensorflow.own_state import fill_late
 from ckptfmt.tensorflow.replicas import SUFFIX, fill_replicas
 from ckptfmt.tensorflow.survey import Edge, Found, Survey, take_survey
 from ckptfmt.tensorflow.tensors import ALIASES, dtype_name, make_tensor, raw_variable, tensor_of
@@ -122,6 +123,7 @@ class ObjectWaiting(Waiting):
         found = _prefixed(made.found, name)
         try:
             filled = self._fill(found)
+            self._fill_holders(_prefixed(made.holders, name))
             with tf.init_scope():
                 settle(obj)
             if self.deferred.strict:
@@ -144,6 +146,7 @@ class ObjectWaiting(Waiting):
         except UsageError:
             return  # nothing that could be saved could be waited for
         self._fill(_prefixed(made.found, name))
+        self._fill_holders(_prefixed(made.holders, name))
         made.nodes[:] = [(n, o) for n, o in made.nodes if n]
         self._watch(name, made)
         if isinstance(child, tf.__internal__.tracking.Trackable) and not is_keras(child):
@@ -167,6 +170,12 @@ class ObjectWaiting(Waiting):
                 fill_replicas(one.variable, self.values[beside], beside)
                 self.take(beside, beside)
         return [one for one, _, _ in ready]
+
+    def _fill_holders(self, holders: Sequence[Found]) -> None:
+        """Objects whose state is in no variable, such as tables that are made by `build`."""
+        for one in holders:
+            for stored in fill_late(one.variable, absolute(self.name, one.name), self.values):
+                self.take(stored, stored)
 
     def _check_complete(
         self, made: Survey, found: Sequence[Found], filled: Sequence[Found], where: str

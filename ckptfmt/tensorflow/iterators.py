@@ -129,16 +129,19 @@ def _reason(error: tf.errors.OpError) -> str:
 def describe(dataset: Any) -> list[tuple[str, Any]]:
     """(text, data set) of a pipeline's transformations, from the last one to its sources: the kind
     of each with the numbers that it was made with."""
-    return list(_below(dataset, 0))
+    return list(_below(dataset, set()))
 
 
-def _below(dataset: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _below(dataset: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if id(dataset) in seen:  # one that is used in many places is told of once
+        return
+    seen.add(id(dataset))
     kind = type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
-    if kind != "Options" and depth < 1000:
+    if kind != "Options":
         numbers = ", ".join(f"{k}={v}" for k, v in _numbers(kind, vars(dataset)).items())
         yield f"{kind}({numbers})", dataset
     for source in dataset._inputs():
-        yield from _below(source, depth + 1)
+        yield from _below(source, seen)
 
 
 def _numbers(kind: str, attributes: Mapping[str, Any]) -> dict[str, object]:

@@ -16,6 +16,8 @@ from typing import Any
 import keras
 
 from ckptfmt.errors import UsageError
+from ckptfmt.tensorflow.own_store import KEY as OWN_VARIABLES
+from ckptfmt.tensorflow.own_store import own_store
 from ckptfmt.tensorflow.survey import Edge, Keys
 from ckptfmt.tensorflow.tensors import identity_of, is_variable
 from ckptfmt.tensorflow.trackables import (
@@ -126,6 +128,9 @@ def keras_children(obj: Any, where: str) -> list[Edge]:
         for child in _own_children(obj)
     ]
     edges = _name_children(children)
+    own = own_store(obj)
+    if own is not None:
+        foreign.append(Edge((OWN_VARIABLES,), own))
     taken = {edge.keys[0] for edge in edges}
     for edge in foreign:
         if edge.keys[0] in taken:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ckptfmt.engine import ORDER_TENSOR, Captured, Comparison, Staged
+from ckptfmt.errors import MismatchError
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow.tensors import dtype_name, host_array, make_tensor
 
@@ -106,7 +107,16 @@ class TableTarget:
             with tf.init_scope():
                 old = _entries(self._table)
                 self._old = old if staged.undoable else None
-                self._replace(old[0], staged[self._keys], staged[self._values])
+                try:
+                    self._replace(old[0], staged[self._keys], staged[self._values])
+                except tf.errors.OpError as error:
+                    raise MismatchError(
+                        "a table did not take the stored entries",
+                        reason="table",
+                        where=self.name,
+                        found=str(error.message)[:200],
+                        do="give it other empty and deleted keys, or restore another checkpoint",
+                    ) from error
 
     def _replace(self, old_keys: Any, keys: Any, values: Any) -> None:
         if len(old_keys):

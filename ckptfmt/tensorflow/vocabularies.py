@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from ckptfmt.engine import ORDER_USER_CODE, Captured, Comparison, Staged
-from ckptfmt.errors import UsageError
+from ckptfmt.errors import MismatchError, UsageError
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow.tensors import host_array
 
@@ -127,18 +127,28 @@ class VocabularyTarget:
             return
         layer, tokens = self._layer, staged[self._vocabulary]
         self._old = {key: getattr(layer, key) for key in self._KEPT if hasattr(layer, key)}
-        # With the special tokens before them: else Keras would take a first token of the name of
-        # one of these for it.
+        # With the special tokens before them, by which Keras knows that the weights have theirs.
+        # Words stay bytes, whatever their encoding: none is taken for a special token.
         special = [layer.mask_token] * layer._oov_start_index()
         special += [layer.oov_token] * layer.num_oov_indices
         full = np.empty(len(special) + len(tokens), object)
         full[: len(special)] = special
-        is_text = layer.vocabulary_dtype == "string"
-        full[len(special) :] = [t.decode() for t in tokens] if is_text else tokens
+        full[len(special) :] = tokens
         weights = {}
         if self._weights in staged:
             weights["idf_weights"] = np.array(staged[self._weights])[: len(full)]
-        layer.set_vocabulary(full if is_text else full.astype(layer.vocabulary_dtype), **weights)
+        if layer.vocabulary_dtype != "string":
+            full = full.astype(layer.vocabulary_dtype)
+        try:
+            layer.set_vocabulary(full, **weights)
+        except (ValueError, RuntimeError) as error:
+            raise MismatchError(
+                "a layer did not take the stored vocabulary",
+                reason="vocabulary",
+                where=self.name,
+                found=str(error).splitlines()[0][:300],
+                do="build it as it was when it was saved",
+            ) from error
 
     def undo(self) -> None:
         if self._old is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -142,3 +143,41 @@ def test_a_constant_table_is_no_state(tmp_path: Path) -> None:
     module.w = tf.Variable(1.0)
     ckf.save({"m": module}, tmp_path)
     assert ckptfmt.open(tmp_path).names() == ["m/w"]
+
+
+def test_a_table_that_comes_after_the_restore_is_filled_when_it_comes(tmp_path: Path) -> None:
+    saved, late = tf.Module(), tf.Module()
+    saved.table = words(("a", 2), ("b", 1))
+    ckf.save({"m": saved}, tmp_path)
+    status = ckf.restore({"m": late}, tmp_path)
+    assert list(status.pending) == ["m/table/keys", "m/table/values"]
+    late.table = words()
+    assert content(late.table) == {b"a": 2, b"b": 1}
+    status.assert_consumed()
+
+
+def test_a_table_that_a_layer_makes_when_it_is_built_is_filled_then(tmp_path: Path) -> None:
+    class Counting(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.w = self.add_weight(shape=(1,))
+            self.table = words()
+
+    saved, late = (keras.Sequential([Counting(name="c")]) for _ in range(2))
+    saved.layers[0].build((1,))
+    saved.layers[0].table.insert(["a"], tf.constant([2], tf.int64))
+    ckf.save({"m": saved}, tmp_path)
+    status = ckf.restore({"m": late}, tmp_path)
+    late.layers[0].build((1,))
+    assert content(late.layers[0].table) == {b"a": 2}
+    status.assert_consumed()
+
+
+def test_entries_that_a_table_does_not_take_leave_it_as_it_was(tmp_path: Path) -> None:
+    table = Hash(tf.int64, tf.float32, [0.0, 0.0])
+    table.insert(tf.constant([-1, 3], tf.int64), [[1.0, 2.0], [3.0, 4.0]])
+    ckf.save({"t": table}, tmp_path)
+    target = rows()  # -1 is its empty key
+    target.insert(tf.constant([7], tf.int64), [[5.0, 6.0]])
+    with pytest.raises(ckptfmt.MismatchError, match="a table did not take the stored entries: t"):
+        ckf.restore({"t": target}, tmp_path)
+    assert content(target) == {7: [5.0, 6.0]}
