@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -11,11 +11,13 @@ import tensorflow as tf
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.format import join_name
-from ckptfmt.tensorflow import composites, keras_optimizer
+from ckptfmt.tensorflow import composites
+from ckptfmt.tensorflow.building import BUILD, build_configs
 from ckptfmt.tensorflow.distributed import is_sync_on_read
-from ckptfmt.tensorflow.keras_optimizer import Peers, is_optimizer
+from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.layers import layers_of
 from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.optimizer_kinds import kind_of
 from ckptfmt.tensorflow.optimizer_target import OptimizerTarget
 from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.replicas import beside, source_of_replicas
@@ -26,6 +28,7 @@ from ckptfmt.tensorflow.targets import ObjectTarget, VariableTarget
 from ckptfmt.tensorflow.tensors import (
     ALIASES,
     identity_of,
+    is_optimizer,
     is_tensor,
     is_variable,
     make_like,
@@ -86,6 +89,8 @@ class TensorFlowAdapter:
         attributes: dict[str, Mapping[str, object]] = {
             one.name: {ALIASES: list(one.aliases)} for one in made.found if one.aliases
         }
+        if configs := build_configs(made):
+            attributes[""] = {BUILD: configs}
         if isinstance(obj, tf.random.Generator):
             attributes["state"] = {"tf.rng_algorithm": int(obj.algorithm)}
         pairs: list[tuple[Keys, Any]] = []
@@ -98,7 +103,7 @@ class TensorFlowAdapter:
             pairs.append((one.keys, source_of(one.variable, join_name(name, one.name))))
             pairs.append((keys, source_of_replicas(raw, name_of(keys, name))))
         for one in made.holders:
-            held = _capture_own(one, name)
+            held = _capture_held(one, name, peers)
             pairs.append((one.keys, held.tree))
             for part, more in held.attributes.items():
                 attributes[join_name(one.name, part) if part else one.name] = more
@@ -120,7 +125,7 @@ class TensorFlowAdapter:
             return own.target(obj, name)
         if is_optimizer(obj):
             return OptimizerTarget(obj, name, peers)
-        return ObjectTarget(obj, name)
+        return ObjectTarget(obj, name, peers)
 
     def pack_value(self, obj: Any) -> tuple[str, object]:
         if isinstance(obj, tf.DType):
@@ -157,18 +162,19 @@ class TensorFlowAdapter:
         return make_like(like, array)
 
 
-def _capture_own(one: Found, where: str) -> Captured:
+def _capture_held(one: Found, where: str, peers: Peers) -> Captured:
+    if is_optimizer(one.variable):
+        return _capture_optimizer(one.variable, join_name(where, one.name), peers)
     own = own_state(one.variable)
     assert own is not None  # which is how it became a holder
     return own.capture(one.variable, join_name(where, one.name))
 
 
 def _capture_optimizer(optimizer: Any, name: str, peers: Peers) -> Captured:
-    trainable: Sequence[Any] = list(getattr(optimizer, "_trainable_variables", ()))
-    named = keras_optimizer.owners(peers, name, trainable)
-    keras_optimizer.warn_if_positional(named, peers, name, trainable)
+    kind = kind_of(optimizer)
+    kind.check(optimizer, name, peers)
     attributes: dict[str, Mapping[str, object]] = {}
-    rows = keras_optimizer.optimizer_variables(optimizer, named, name)
+    rows = kind.variables(optimizer, name, peers)
     for keys, _, aliases in rows:
         if aliases:
             attributes[name_of(keys, name)] = {ALIASES: [name_of(alias, name) for alias in aliases]}

@@ -19,7 +19,7 @@ from ckptfmt.errors import UsageError
 from ckptfmt.tensorflow.own_store import KEY as OWN_VARIABLES
 from ckptfmt.tensorflow.own_store import own_store
 from ckptfmt.tensorflow.survey import Edge, Keys
-from ckptfmt.tensorflow.tensors import identity_of, is_variable
+from ckptfmt.tensorflow.tensors import identity_of, is_optimizer, is_variable
 from ckptfmt.tensorflow.trackables import (
     has_own_format,
     is_container,
@@ -173,7 +173,9 @@ def _look_at_attributes(obj: Any, where: str) -> tuple[dict[int, Keys], list[Edg
             continue
         for keys, child in _items((attribute,), value, ()):
             ident = identity_of(child)
-            if is_keras(child) or isinstance(child, keras.Variable):
+            if is_optimizer(child):
+                foreign.setdefault(ident, Edge(keys, child))
+            elif is_keras(child) or isinstance(child, keras.Variable):
                 attributes.setdefault(ident, keys)
             elif has_own_format(child):
                 refuse_own_format(child, where)

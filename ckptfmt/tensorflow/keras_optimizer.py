@@ -18,7 +18,7 @@ from ckptfmt.errors import UsageError, warn
 from ckptfmt.format import parse_key, split_name
 from ckptfmt.tensorflow.objects import empty_nodes, survey
 from ckptfmt.tensorflow.survey import Found, Keys, name_of
-from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_variable
+from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_optimizer, is_variable
 from ckptfmt.tensorflow.trackables import is_keras
 
 Peers = Sequence[tuple[str, object]]
@@ -39,20 +39,18 @@ class _Model:
     name: str
     obj: Any
     found: dict[int, Found] = field(default_factory=dict)
+    held: Sequence[Found] = ()
 
 
-def is_optimizer(obj: object) -> bool:
-    return isinstance(obj, keras.optimizers.Optimizer)
-
-
-def _models(peers: Peers) -> list[_Model]:
+def models_of(peers: Peers) -> list[_Model]:
     """Everything in the tree that may hold variables which an optimizer optimizes."""
     models = []
     for name, obj in peers:
-        if is_keras(obj) and not isinstance(obj, keras.layers.Layer):
+        if is_optimizer(obj) or (is_keras(obj) and not isinstance(obj, keras.layers.Layer)):
             continue
         made = survey(obj, name)
-        models.append(_Model(name, obj, {identity_of(one.variable): one for one in made.found}))
+        found = {identity_of(one.variable): one for one in made.found}
+        models.append(_Model(name, obj, found, made.holders))
     return models
 
 
@@ -67,7 +65,7 @@ def owners(peers: Peers, where: str, variables: Sequence[Any]) -> list[Owner]:
     """
     if not variables:
         return []
-    models = _models(peers)
+    models = models_of(peers)
     idents = [identity_of(variable) for variable in variables]
     for model in models:
         if all(ident in model.found for ident in idents):
@@ -102,7 +100,7 @@ def warn_if_positional(named: Sequence[Owner], peers: Peers, where: str, variabl
     """Warn where `owners` had to fall back on positions."""
     if not named or named[0].keys != ("0",):
         return
-    held = {ident for model in _models(peers) for ident in model.found}
+    held = {ident for model in models_of(peers) for ident in model.found}
     if not any(identity_of(variable) in held for variable in variables):
         warn(
             f"{where}: the optimizer's variables are not in the tree, so its state is saved by "
@@ -165,7 +163,7 @@ def _look_at_attributes(
     for attribute, value in vars(optimizer).items():
         if attribute in _BOOKKEEPING or attribute.startswith("_self_"):
             continue
-        if is_optimizer(value):
+        if isinstance(value, keras.optimizers.Optimizer):
             inner[attribute] = value
         elif is_variable(value):
             single.setdefault(identity_of(value), (value, attribute))
@@ -220,7 +218,7 @@ def all_exist(owners: set[str], peers: Peers) -> bool:
     Args:
         owners: Names of variables with stored state, below `state`.
     """
-    models = _models(peers)
+    models = models_of(peers)
     there = {
         name
         for model in models
@@ -245,19 +243,39 @@ def variables_to_build_on(optimizer: Any, peers: Peers, stored_owners: set[str])
         stored_owners: Names of variables with stored state, below `state`.
     """
     chosen: dict[int, Any] = {}
-    for model in _models(peers):
-        trainable = list(getattr(model.obj, "trainable_variables", ()))
-        names = {
-            name
-            for variable in trainable
-            if (one := model.found.get(identity_of(variable))) is not None
-            for name in (one.name, f"{model.name}/{one.name}")
-        }
+    models = models_of(peers)
+    several = sum(is_optimizer(obj) for _, obj in peers)
+    several += sum(is_optimizer(one.variable) for model in models for one in model.held)
+    for model in models:
+        found = [one.variable for one in model.found.values()]
+        trainable = [v for v in found if getattr(v, "trainable", False)]
+        trainable = list(getattr(model.obj, "trainable_variables", trainable))
         if getattr(model.obj, "optimizer", None) is optimizer:
             return trainable
-        if names & stored_owners:
-            chosen |= {identity_of(variable): variable for variable in trainable}
+        named = {
+            identity_of(v): one.name
+            for v in trainable
+            if (one := model.found.get(identity_of(v))) is not None
+        }
+        mine = [n for n in named.values() if {n, f"{model.name}/{n}"} & stored_owners]
+        # One of several optimizers has a part of a model: what lies below all that it has state of.
+        part = _common(mine) if several > 1 else ""
+        if mine:
+            chosen |= {
+                identity_of(v): v
+                for v in trainable
+                if not part or named.get(identity_of(v), "").startswith(f"{part}/")
+            }
     return list(chosen.values())
+
+
+def _common(names: Sequence[str]) -> str:
+    """The innermost container that all of the names lie in."""
+    paths = [name.split("/")[:-1] for name in names]
+    depth = 0
+    while paths and all(len(path) > depth and path[depth] == paths[0][depth] for path in paths):
+        depth += 1
+    return "/".join(paths[0][:depth]) if paths else ""
 
 
 def built_copy(optimizer: Any, variables: Sequence[Any]) -> Any:

@@ -12,6 +12,8 @@ import tensorflow as tf
 from ckptfmt.engine import Checkpoint, Store, StoredLeaf, api
 from ckptfmt.events import Progress
 from ckptfmt.format import parse_key, split_name
+from ckptfmt.reports import RestoreReport
+from ckptfmt.tensorflow.building import looking_up
 from ckptfmt.tensorflow.composites import compose
 from ckptfmt.tensorflow.deferred import Rules, collecting
 from ckptfmt.tensorflow.status import RestoreStatus
@@ -87,29 +89,46 @@ def restore(
 
     Args:
         build: First build Keras layers that are not built, from the build configs recorded at save.
-            The other arguments are those of `ckptfmt.restore`.
+            Layers that were built for it stay built, at their initial values, if the restore fails
+            afterwards. The other arguments are those of `ckptfmt.restore`.
+    Raises:
+        MismatchError: Both sides disagree, in all but what is pending; nothing was touched. Also of a
+            layer that cannot be built from its config. Else as `ckptfmt.restore`.
     """
-    rules = Rules(strict, allow_missing, allow_unexpected, allow_cast)
-    with collecting(rules) as deferred:
+    options: dict[str, Any] = dict(  # noqa: C408 - as the call is written
+        step=step,
+        at=at,
+        names=names,
+        max_nbytes=max_nbytes,
+        rename=rename,
+        strict=strict,
+        allow_missing=allow_missing,
+        allow_unexpected=allow_unexpected,
+        allow_cast=allow_cast,
+        group=group,
+    )
+    if build:
+        build_recorded(lambda: api.plan(objects, source, **options))
+    with collecting(Rules(strict, allow_missing, allow_unexpected, allow_cast)) as deferred:
         report = api.restore(
-            objects,
-            source,
-            step=step,
-            at=at,
-            names=names,
-            verify=verify,
-            max_nbytes=max_nbytes,
-            progress=progress,
-            rename=rename,
-            strict=strict,
-            allow_missing=allow_missing,
-            allow_unexpected=allow_unexpected,
-            allow_cast=allow_cast,
-            atomic=atomic,
-            group=group,
+            objects, source, verify=verify, progress=progress, atomic=atomic, **options
         )
     counters = deferred.counters
     return RestoreStatus(report, deferred, lambda n: n in counters or is_plain_at(objects, n))
+
+
+def build_recorded(plan: Callable[[], RestoreReport]) -> None:
+    """Build what is not built, if nothing else keeps the restore from it.
+
+    Raises:
+        MismatchError: The plan's; nothing was built. Or a layer refuses its config.
+    """
+    with looking_up() as recorded:
+        report = plan()
+    if report.error is not None:
+        raise report.error
+    for one in recorded:
+        one.build()
 
 
 def is_plain_at(tree: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a restore fills: a Keras optimizer.
+"""What a restore fills: an optimizer.
 
 One that is not built is built when it is bound, on the variables of its model; where those do not
 exist yet, its state waits for it to be built.
@@ -14,17 +14,18 @@ from ckptfmt.engine import ORDER_OPTIMIZER, Comparison, Staged, StoredLeaf
 from ckptfmt.errors import MismatchError
 from ckptfmt.tensorflow import keras_optimizer
 from ckptfmt.tensorflow.arrivals import fitting, put
+from ckptfmt.tensorflow.assigning import Assigned, held_values
 from ckptfmt.tensorflow.deferred import Waiting, current, note_counter, note_target
 from ckptfmt.tensorflow.hooks import Listener, listen
 from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.matching import absolute, ask
+from ckptfmt.tensorflow.optimizer_kinds import kind_of
 from ckptfmt.tensorflow.survey import name_of
-from ckptfmt.tensorflow.targets import Assigned, held_values
 from ckptfmt.tensorflow.tensors import raw_variable
 
 
 class OptimizerTarget:
-    """A Keras optimizer.
+    """A Keras optimizer, or one of tf.compat.v1.train.
 
     `undo` leaves one that was built for the restore built, with its slots at their initial values,
     which is how its first step would have found them.
@@ -34,6 +35,7 @@ class OptimizerTarget:
         self.name = name
         self.order = ORDER_OPTIMIZER
         self._optimizer = optimizer
+        self._kind = kind_of(optimizer)
         self._peers = peers
         self._assigned = Assigned()
         self._build_on: list[Any] = []
@@ -49,12 +51,12 @@ class OptimizerTarget:
         shown = self._optimizer
         self._build_on = []
         later = False
-        if not shown.built:
+        if not self._kind.is_built(shown):
             owners = keras_optimizer.names_of_owners(stored, self.name)
             later = bool(owners) and not keras_optimizer.all_exist(owners, self._peers)
             if owners and not later:
-                self._build_on = keras_optimizer.variables_to_build_on(shown, self._peers, owners)
-                shown = keras_optimizer.built_copy(shown, self._build_on)
+                self._build_on = self._kind.build_on(shown, self._peers, owners)
+                shown = self._kind.built_copy(shown, self._build_on)
         self._asked = []
         taken: set[str] = set()
         named = named_variables(shown, self.name, self._peers)
@@ -73,8 +75,8 @@ class OptimizerTarget:
     def bind(self, staged: Staged) -> None:
         asked = [name for name in self._asked if name in staged]
         if asked:
-            if self._build_on and not self._optimizer.built:
-                keras_optimizer.build(self._optimizer, self._build_on)
+            if self._build_on and not self._kind.is_built(self._optimizer):
+                self._kind.build(self._optimizer, self._build_on)
             variables = named_variables(self._optimizer, self.name, self._peers)
             for name in asked:
                 variable = variables[name][0]
@@ -117,10 +119,11 @@ class OptimizerWaiting(Waiting):
     ) -> None:
         super().__init__(name, current(), values)
         self._optimizer = optimizer
+        self._kind = kind_of(optimizer)
         self._peers = peers
         self._missing = missing
         again = partial(self.raise_again, optimizer)
-        self.hooked(listen(optimizer, "build", Listener(again, self._built)))
+        self.hooked(listen(optimizer, self._kind.builds, Listener(again, self._built)))
 
     def _built(self) -> None:
         try:
@@ -145,7 +148,7 @@ class OptimizerWaiting(Waiting):
                 missing.append(name)
         used = {stored for _, _, stored, _ in ready}
         left = [name for name in self.values if name not in used and rules.unexpected(name)]
-        if self.deferred.strict and (missing or left):
+        if self._kind.whole and self.deferred.strict and (missing or left):
             lines = [f"  missing in the checkpoint: {name}" for name in missing[:20]]
             lines += [f"  not in the target: {name}" for name in left[:20]]
             raise MismatchError(
@@ -162,12 +165,10 @@ class OptimizerWaiting(Waiting):
 
 def named_variables(optimizer: Any, name: str, peers: Peers) -> dict[str, tuple[Any, list[str]]]:
     """Absolute name -> the optimizer's variable, and other names it may be stored under."""
-    trainable = list(optimizer._trainable_variables)
-    named = keras_optimizer.owners(peers, name, trainable)
     return {
         absolute(name, name_of(keys, name)): (
             variable,
             [absolute(name, name_of(alias, name)) for alias in aliases],
         )
-        for keys, variable, aliases in keras_optimizer.optimizer_variables(optimizer, named, name)
+        for keys, variable, aliases in kind_of(optimizer).variables(optimizer, name, peers)
     }

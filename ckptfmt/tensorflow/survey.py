@@ -15,7 +15,7 @@ from typing import Any
 from ckptfmt.errors import UsageError
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow.own_state import own_state
-from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_variable
+from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_optimizer, is_variable
 
 Keys = tuple[object, ...]
 """Keys from an object to something below it, not yet escaped."""
@@ -66,7 +66,7 @@ class Found:
 @dataclass(slots=True)
 class Survey:
     """`found`: the variables. `nodes`: (name, object) of every object on the way, the root with the
-    empty name. `holders`: objects with a state of their own, see `own_state`."""
+    empty name. `holders`: optimizers, and objects with a state of their own, see `own_state`."""
 
     found: list[Found]
     nodes: list[tuple[str, Any]]
@@ -154,7 +154,7 @@ def take_survey(root: Any, where: str, children: Children, trust: Trust, given: 
 
 
 def _is_leaf(obj: Any) -> bool:
-    return is_variable(obj) or own_state(obj) is not None
+    return is_variable(obj) or is_optimizer(obj) or own_state(obj) is not None
 
 
 def _in_order(

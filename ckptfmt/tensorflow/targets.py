@@ -6,7 +6,7 @@ the old values, which `undo` puts back bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import keras
@@ -14,39 +14,19 @@ import tensorflow as tf
 
 from ckptfmt.engine import ORDER_RNG, ORDER_TENSOR, Comparison, Staged, StoredLeaf, Target
 from ckptfmt.tensorflow.arrivals import ObjectWaiting, has_unbuilt, waits_below
+from ckptfmt.tensorflow.assigning import Assigned, held_values
+from ckptfmt.tensorflow.building import note_recorded
 from ckptfmt.tensorflow.deferred import is_collecting, note_counter, note_target
-from ckptfmt.tensorflow.distributed import assign_as_one, is_sync_on_read, keep_value
+from ckptfmt.tensorflow.distributed import is_sync_on_read
+from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.matching import absolute, ask, claim_aliases, match, report_swaps
 from ckptfmt.tensorflow.objects import survey
+from ckptfmt.tensorflow.optimizer_target import OptimizerTarget
 from ckptfmt.tensorflow.own_state import own_state
 from ckptfmt.tensorflow.replicas import SUFFIX, ReplicasTarget, beside
 from ckptfmt.tensorflow.survey import Found, name_of
-from ckptfmt.tensorflow.tensors import QUANTIZED, adopt, raw_variable, tensor_of, tie_of
+from ckptfmt.tensorflow.tensors import is_optimizer, raw_variable, tie_of
 from ckptfmt.tensorflow.vocabularies import settle
-
-
-class Assigned:
-    """Variables assigned so far, with their old values."""
-
-    def __init__(self) -> None:
-        self._old: list[Callable[[], None]] = []
-
-    def assign(self, variable: Any, array: Any, name: str, *, keep: bool = True) -> None:
-        raw = raw_variable(variable, name)
-        # Restoring may be called while Keras or TensorFlow trace: the values must not end up there.
-        with tf.init_scope():
-            # Where memory is bounded, TensorFlow's own takes the values, which it used before: what
-            # is adopted comes on top until the old is given back to the system.
-            is_plain = keep and raw.dtype.base_dtype.name not in QUANTIZED
-            value = adopt(array, name) if is_plain else tensor_of(raw.dtype, array, name)
-            if keep:
-                self._old.append(keep_value(raw))
-            assign_as_one(raw, value)
-
-    def undo(self) -> None:
-        with tf.init_scope():
-            while self._old:
-                self._old.pop()()
 
 
 class VariableTarget:
@@ -76,12 +56,13 @@ class VariableTarget:
 class ObjectTarget:
     """A module, layer, model, metric or generator."""
 
-    def __init__(self, obj: Any, name: str) -> None:
+    def __init__(self, obj: Any, name: str, peers: Peers) -> None:
         self.name = name
         self.identities: dict[str, Hashable] = {}
         random = isinstance(obj, (tf.random.Generator, keras.random.SeedGenerator))
         self.order = ORDER_RNG if random else ORDER_TENSOR
         self._obj = obj
+        self._peers = peers
         self._assigned = Assigned()
         self._asked: list[tuple[str, Any]] = []
         self._held: list[Target] = []
@@ -97,6 +78,7 @@ class ObjectTarget:
         made = survey(self._obj, self.name)
         stored = comparison.stored(self.name)
         self._nodes = [obj for _, obj in made.nodes]
+        note_recorded(self._obj, self.name, comparison)
         if (
             not made.found
             and not made.holders
@@ -121,7 +103,9 @@ class ObjectTarget:
             others = claim_aliases(comparison, one, stored, self.name, source)
             self.identities |= dict.fromkeys([name, *others], tie_of(raw))
             taken |= {source or name, *others}
-        self._held += [holder_target(one, comparison, self.name) for one in made.holders]
+        self._held += [
+            holder_target(one, comparison, self.name, self._peers) for one in made.holders
+        ]
         for held in self._held:
             held.compare(comparison)
             self.identities |= getattr(held, "identities", {})
@@ -197,21 +181,13 @@ def replicas_target(
     return target if target.fits(stored) else None
 
 
-def holder_target(one: Found, comparison: Comparison, where: str) -> Target:
-    """The target of an object with a state of its own, under the name where something is stored."""
+def holder_target(one: Found, comparison: Comparison, where: str, peers: Peers) -> Target:
+    """The target of an optimizer, or of an object with a state of its own, under the name where
+    something is stored."""
     names = [absolute(where, name) for name in (one.name, *one.aliases)]
     name = next((name for name in names if comparison.stored(name)), names[0])
+    if is_optimizer(one.variable):
+        return OptimizerTarget(one.variable, name, peers)
     own = own_state(one.variable)
     assert own is not None  # which is how it became a holder
     return own.target(one.variable, name)
-
-
-def held_values(
-    staged: Staged, names: Sequence[str], stored: Mapping[str, StoredLeaf]
-) -> dict[str, Any]:
-    """Values for later, in memory that nobody else is given."""
-    return {
-        name: staged.own(name) if stored[name].dtype else staged[name]
-        for name in names
-        if name in staged
-    }

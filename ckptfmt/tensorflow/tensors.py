@@ -79,6 +79,11 @@ def is_variable(obj: object) -> bool:
     return isinstance(obj, (tf.Variable, keras.Variable, Sharded))
 
 
+def is_optimizer(obj: object) -> bool:
+    """True for Keras's, and for those of tf.compat.v1.train."""
+    return isinstance(obj, (keras.optimizers.Optimizer, tf.compat.v1.train.Optimizer))
+
+
 def is_tensor(obj: object) -> bool:
     """True for what has one dtype, and for a TensorArray, which `source` refuses."""
     return is_variable(obj) or isinstance(obj, (tf.Tensor, tf.TensorArray))

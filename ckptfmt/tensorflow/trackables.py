@@ -9,10 +9,9 @@ import keras
 import tensorflow as tf
 
 from ckptfmt.errors import UsageError
-from ckptfmt.format import join_name
 from ckptfmt.tensorflow.own_state import own_state
-from ckptfmt.tensorflow.survey import Edge, Keys, name_of
-from ckptfmt.tensorflow.tensors import is_variable
+from ckptfmt.tensorflow.survey import Edge, Keys
+from ckptfmt.tensorflow.tensors import is_optimizer, is_variable
 
 Trackable = tf.__internal__.tracking.Trackable
 
@@ -36,7 +35,13 @@ def is_container(obj: object) -> bool:
 
 def has_own_format(obj: object) -> bool:
     """True for what TensorFlow serializes in a way of its own that is not known here."""
-    if not isinstance(obj, Trackable) or is_variable(obj) or is_keras(obj) or own_state(obj):
+    if (
+        not isinstance(obj, Trackable)
+        or is_variable(obj)
+        or is_keras(obj)
+        or own_state(obj)
+        or is_optimizer(obj)
+    ):
         return False
     return any(
         getattr(type(obj), method, None) is not getattr(Trackable, method, None)
@@ -49,7 +54,7 @@ def is_stateful(obj: object) -> bool:
 
     Data sets, functions and constant tables are built by code and have no state: False.
     """
-    if is_keras(obj) or own_state(obj) is not None or has_own_format(obj):
+    if is_keras(obj) or is_optimizer(obj) or own_state(obj) is not None or has_own_format(obj):
         return True
     if isinstance(obj, (tf.data.Dataset, tf.types.experimental.GenericFunction)):
         return False
@@ -110,12 +115,5 @@ def expand(keys: Keys, value: Any, where: str, above: tuple[int, ...] = ()) -> I
         above = (*above, id(value))
         for key, item in _items(value):
             yield from expand((*keys, key), item, where, above)
-    elif isinstance(value, keras.optimizers.Optimizer):
-        raise UsageError(
-            "an optimizer inside of a module cannot be saved from there",
-            reason="optimizer",
-            where=join_name(where, name_of(keys, where)),
-            do='put it into the tree beside its model: {"model": model, "optimizer": optimizer}',
-        )
     elif is_variable(value) or is_stateful(value):
         yield Edge(keys, value)

@@ -264,13 +264,6 @@ def test_a_list_that_a_module_has_wrapped_is_refused_with_a_cure() -> None:
         ADAPTER.capture(module.l, "x", [])
 
 
-def test_an_optimizer_inside_of_a_module_is_refused_with_a_cure() -> None:
-    module = tf.Module()
-    module.opt = keras.optimizers.SGD()
-    with pytest.raises(UsageError, match=r"m/opt; put it into the tree beside its model"):
-        ADAPTER.capture(module, "m", [])
-
-
 def test_bind_can_be_undone_bit_for_bit(saved: Save) -> None:
     first, second = Net(1), Net(5)
     second.enc.b.assign(np.frombuffer(b"\x01\x00\xc0\x7f" * 3, np.float32))
