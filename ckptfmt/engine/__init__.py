@@ -35,11 +35,13 @@ _HOMES = {
     "Mailbox": "group",
     "MatchBy": "adapter",
     "Matcher": "select",
+    "Meeting": "group",
     "Memory": "adapter",
     "ObjectKind": "adapter",
     "Part": "adapter",
     "PartsTicket": "parts",
     "PerRank": "ranks",
+    "Ranks": "group",
     "Repeating": "background",
     "Reporter": "progress",
     "RestoreRequest": "restore",
@@ -70,6 +72,7 @@ _HOMES = {
     "copy_arrays": "stage",
     "copy_checkpoints": "copy",
     "copy_state": "own_tensors",
+    "fail_in_group": "group_save",
     "fill_boxes": "fill",
     "flatten": "tree",
     "follow": "background",
@@ -86,12 +89,15 @@ _HOMES = {
     "parse_where": "where",
     "per_rank": "ranks",
     "plan_part": "parts",
+    "ranks_of": "group",
     "read_tags": "catalog",
     "ready_staging": "background",
     "register_type": "registered",
     "remember": "lineage",
+    "restore_in_group": "group_restore",
     "restore_tree": "restore",
     "save_in_background": "background",
+    "save_in_group": "group_save",
     "save_tree": "save",
     "select_positions": "select",
     "settle": "background",
@@ -125,11 +131,13 @@ __all__ = [
     "Mailbox",
     "MatchBy",
     "Matcher",
+    "Meeting",
     "Memory",
     "ObjectKind",
     "Part",
     "PartsTicket",
     "PerRank",
+    "Ranks",
     "Repeating",
     "Reporter",
     "RestoreRequest",
@@ -161,6 +169,7 @@ __all__ = [
     "copy_arrays",
     "copy_checkpoints",
     "copy_state",
+    "fail_in_group",
     "fill_boxes",
     "flatten",
     "follow",
@@ -177,12 +186,15 @@ __all__ = [
     "parse_where",
     "per_rank",
     "plan_part",
+    "ranks_of",
     "read_tags",
     "ready_staging",
     "register_type",
     "remember",
+    "restore_in_group",
     "restore_tree",
     "save_in_background",
+    "save_in_group",
     "save_tree",
     "select_positions",
     "settle",
@@ -242,7 +254,13 @@ if TYPE_CHECKING:
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
     from ckptfmt.engine.group import Mailbox as Mailbox
+    from ckptfmt.engine.group import Meeting as Meeting
+    from ckptfmt.engine.group import Ranks as Ranks
+    from ckptfmt.engine.group import ranks_of as ranks_of
     from ckptfmt.engine.group import wait_until as wait_until
+    from ckptfmt.engine.group_restore import restore_in_group as restore_in_group
+    from ckptfmt.engine.group_save import fail_in_group as fail_in_group
+    from ckptfmt.engine.group_save import save_in_group as save_in_group
     from ckptfmt.engine.leaves import build_tree as build_tree
     from ckptfmt.engine.leaves import parse_leaf_value as parse_leaf_value
     from ckptfmt.engine.like import load_like as load_like

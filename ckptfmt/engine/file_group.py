@@ -51,9 +51,16 @@ class FileGroup:
         self.rank: int = rank
         self.size: int = size
         self.attempt: int = attempt
+        self._line = ""
 
     def __repr__(self) -> str:
         return f"FileGroup({self.rank}, {self.size}, attempt={self.attempt})"
+
+    def beside(self, line: str) -> FileGroup:
+        """The same ranks, for meetings that have nothing to do with those of this group."""
+        made = FileGroup(self.rank, self.size, attempt=self.attempt)
+        made._line = line
+        return made
 
     def meet(self, backend: Backend, timeout_s: float) -> FileMailbox:
         """The session of one save or restore.
@@ -62,15 +69,15 @@ class FileGroup:
             ConflictError: kind `conflict-rank-late`.
         """
         ensure_store_marker(backend)
-        place = place_of(self.size, self.attempt)
+        place = place_of(self.size, self.attempt, self._line)
         if self.rank == 0:
             return _Host(backend, place, self.size)
         return _Guest(backend, place, self.rank, timeout_s)
 
 
-def place_of(size: int, attempt: int) -> str:
+def place_of(size: int, attempt: int, line: str = "") -> str:
     """Where the ranks of a group say hello: the same for all of them, without a word."""
-    return digest(f"FileGroup {size} {attempt}".encode(), "xxh3-128").hex()
+    return digest(f"FileGroup {size} {attempt}{line and f' {line}'}".encode(), "xxh3-128").hex()
 
 
 def _get(backend: Backend, key: Key) -> bytes | None:

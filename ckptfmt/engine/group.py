@@ -51,6 +51,9 @@ class Ranks(Protocol):
     def meet(self, backend: Backend, timeout_s: float) -> Mailbox:
         """A mailbox for one save or restore. All ranks call in the same order."""
 
+    def beside(self, line: str) -> Ranks:
+        """The same ranks, whose meetings have nothing to do with these, nor with another line's."""
+
 
 class Meeting:
     """One save or restore of all ranks: a context manager around its rounds."""

@@ -78,11 +78,20 @@ class Aftermath:
     """Of one manager's saves."""
 
     def __init__(
-        self, store: Store, policy: Keep | None, verify_within_s: float, pace: Pace, tell: Tell
+        self,
+        store: Store,
+        policy: Keep | None,
+        verify_within_s: float,
+        pace: Pace,
+        tell: Tell,
+        *,
+        leads: bool = True,
     ) -> None:
+        """`leads`: False on a rank of a group that is not 0: it says what came of a save, and changes
+        nothing in the store."""
         self._store, self._policy, self._pace, self._tell = store, policy, pace, tell
         self.pruning = Pruning(store, policy, verify_within_s, self._deleted, self._unverified)
-        self._collected = False
+        self._collected, self._leads = False, leads
 
     def finished(self, save: Started, *, quiet: bool) -> None:
         """Call it once the save's future is done.
@@ -111,8 +120,9 @@ class Aftermath:
                 total_nbytes=info.nbytes,
                 data={**save.cost, **info.metrics},
             )
-            self._note_cost(save, info, seconds)
-            self._clean_up()
+            if self._leads:
+                self._note_cost(save, info, seconds)
+                self._clean_up()
         except Exception as error:
             ours = isinstance(error, CheckpointError)
             log.error("cleaning up after %s failed: %s", name, error, exc_info=not ours)
@@ -145,7 +155,7 @@ class Aftermath:
     def make_room(self, error: BaseException) -> None:
         """After a save that found the disk full: what is deleted already gives its space back at
         once, for the next save needs it."""
-        if isinstance(error, StorageError) and error.reason == "no-space":
+        if self._leads and isinstance(error, StorageError) and error.reason == "no-space":
             try:
                 self._store.gc(grace_s=0)
             except CheckpointError as second:

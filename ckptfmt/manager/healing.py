@@ -12,6 +12,7 @@ from ckptfmt.errors import CheckpointError, FormatError, NotFoundError, StorageE
 from ckptfmt.format import step_name, step_of
 from ckptfmt.manager.aftermath import log
 from ckptfmt.manager.guard import BAD_RESUMES_MAX
+from ckptfmt.manager.together import Together
 from ckptfmt.reports import Rejected
 from ckptfmt.types import CheckpointInfo
 
@@ -32,6 +33,7 @@ class Healing:
         validate: Called with the staged arrays by leaf name, before any target changes.
         note: Told each checkpoint passed over, with the error where there was one.
         mirror: Where a good copy may be of what is damaged here, or a newer one.
+        together: The managers of a group: rank 0 chooses, and what one passes over, all do.
         rejected: Those passed over, newest first.
         generations: Name -> which generation of it was passed over, of those that could be opened.
     """
@@ -40,6 +42,7 @@ class Healing:
     validate: Sequence[Validator]
     note: Callable[[Rejected, BaseException | None], None]
     mirror: Store | None = None
+    together: Together | None = None
     rejected: list[Rejected] = field(default_factory=list)
     generations: dict[str, int] = field(default_factory=dict)
     _refusal: Exception | None = None
@@ -68,39 +71,34 @@ class Healing:
         last: Exception | None = None
         tried: set[tuple[bool, str]] = set()
         while len(self.rejected) < ATTEMPTS_MAX:
-            # Listed anew each time: others commit and delete while we look.
-            rows = [
-                row for row in self._candidates() if (row[0] is self.mirror, row[1]) not in tried
-            ]
-            if not rows:
+            row = self._next(tried)
+            if row is None:
                 break
-            store, name = rows[0]
+            store, name = row
             tried.add((store is self.mirror, name))
             self._refusal = None
             try:
-                with store.open(name) as checkpoint:
+                with self._open(store, name) as checkpoint:
                     if store is self.store:
                         self.generations[name] = checkpoint.info.generation
-                    bad = checkpoint.info.metadata.get(BAD_RESUMES, 0)
-                    if isinstance(bad, int) and bad >= BAD_RESUMES_MAX:
+                    bad = self._bad_resumes(checkpoint)
+                    if bad >= BAD_RESUMES_MAX:
                         self._reject(name, f"{bad} resumes from it in a row went wrong", None)
                         continue
                     made = attempt(checkpoint)
-                if store is self.mirror:
-                    self._heal(name)
-                return made
-            except (FormatError, NotFoundError, StorageError) as error:
-                if isinstance(error, StorageError) and error.retryable:
-                    raise  # the medium, not the checkpoint: an older one would be a silent loss
-                last = error
-                if isinstance(error, NotFoundError) and name not in store.names():
-                    continue  # deleted by somebody since the listing: nothing is wrong with it
-                self._reject(name, str(error), error)
             except Exception as error:
-                if self._refusal is None or error is not self._refusal:
+                reason = self._reason(error, store, name)
+                if self.together is not None:
+                    reason = self.together.judge(error, reason)
+                if reason is None:
                     raise
                 last = error
-                self._reject(name, f"a validator says: {error}", error)
+                if reason:
+                    self._reject(name, reason, error)
+                continue
+            if store is self.mirror and (self.together is None or self.together.leads):
+                self._heal(name)
+            return made
         if last is not None:
             raise last
         if self.rejected:
@@ -112,6 +110,41 @@ class Healing:
                 do="look at what the training does after a resume, or choose one with at=",
             )
         return None
+
+    def _next(self, tried: set[tuple[bool, str]]) -> tuple[Store, str] | None:
+        """The newest that was not tried yet; in a group that of rank 0."""
+
+        def look() -> list[Any]:
+            # Listed anew each time: others commit and delete while we look.
+            rows = [(store is self.mirror, name) for store, name in self._candidates()]
+            return next(([*row] for row in rows if row not in tried), [])
+
+        found = look() if self.together is None else self.together.lead(look)
+        if not found:
+            return None
+        store = self.mirror if found[0] else self.store
+        assert store is not None
+        return store, found[1]
+
+    def _open(self, store: Store, name: str) -> Checkpoint:
+        if self.together is None:
+            return store.open(name)
+        return self.together.each(lambda: store.open(name))
+
+    def _bad_resumes(self, checkpoint: Checkpoint) -> int:
+        bad = checkpoint.info.metadata.get(BAD_RESUMES, 0)
+        count = bad if isinstance(bad, int) else 0
+        return count if self.together is None else int(self.together.lead(lambda: count))
+
+    def _reason(self, error: Exception, store: Store, name: str) -> str | None:
+        """Why a checkpoint is passed over after an attempt; "" where somebody deleted it since the
+        listing, and nothing is wrong with it; None: it is not, and the error is raised."""
+        if isinstance(error, FormatError | NotFoundError | StorageError):
+            if isinstance(error, StorageError) and error.retryable:
+                return None  # the medium, not the checkpoint: an older one would be a silent loss
+            gone = isinstance(error, NotFoundError) and name not in store.names()
+            return "" if gone else str(error)
+        return f"a validator says: {error}" if error is self._refusal else None
 
     def _reject(self, name: str, reason: str, error: Exception | None) -> None:
         rejected = Rejected(name, reason)

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -25,9 +24,11 @@ from ckptfmt.engine import (
     load_tree,
     named_leaves,
     parse_where,
+    ranks_of,
     ready_staging,
     restore_tree,
     save_in_background,
+    save_in_group,
     save_tree,
     settle,
     source_of,
@@ -43,13 +44,15 @@ from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.healing import Healing, Validator
 from ckptfmt.manager.keep import Decision, Keep, best_of, last
 from ckptfmt.manager.mirror import Mirror, Mirroring, as_mirror
-from ckptfmt.manager.pace import Pace
+from ckptfmt.manager.pace import Pace, job_of_environment
 from ckptfmt.manager.preemption import Preemption
 from ckptfmt.manager.pruning import MARK
+from ckptfmt.manager.steps import Steps, leave
+from ckptfmt.manager.together import Together
 from ckptfmt.manager.watching import Watching
 from ckptfmt.manager.when import When, every
 from ckptfmt.reports import Rejected, RestoreReport
-from ckptfmt.types import At, CheckpointInfo, Plain, Select, StrPath
+from ckptfmt.types import At, CheckpointInfo, Group, Plain, Select, StrPath
 
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}
@@ -89,6 +92,9 @@ class Manager:
             was read so long ago at most, in seconds.
         codec: As in `save`.
         alarm: When a stall, slow or failing saves are an event `alarm`; None: `Alarm()`.
+        group: The ranks that save and restore together; each has a manager with equal arguments, and
+            all call alike. Rank 0 decides when a save is due, what to restore and what the guard
+            says, retains and mirrors; a signal to one of them is acted on by all, at a step's end.
     Raises:
         UsageError: A policy makes no sense.
     """
@@ -112,6 +118,7 @@ class Manager:
         verify_within_s: float = 86400.0,
         codec: str | Mapping[str, str] = "raw",
         alarm: Alarm | None = None,
+        group: Group = None,
     ) -> None:
         self.store, at = parse_where(store)
         if at is not None:
@@ -124,15 +131,22 @@ class Manager:
             parse_codec(text)  # refused now, not at the first save
         self._keep = last(keep) if isinstance(keep, int) else keep
         policy = every(steps=save_when) if isinstance(save_when, int) else save_when
-        self._pace = Pace(policy, _job(), time.monotonic())
+        self._pace = Pace(policy, job_of_environment(), time.monotonic())
         self._asynchronous, self._when_busy = asynchronous, when_busy
         self._tell, self._validate = teller(tuple(hooks), alarm or Alarm()), tuple(validate)
-        self._watching = Watching(self.store, guard, self._tell)
+        self._together = None if group is None else Together(self.store, ranks_of(group))
+        self._leads = leads = self._together is None or self._together.leads
+        self._watching = Watching(self.store, guard if leads else None, self._tell)
         self._preemption = preemption
+        asks = guard is not None or preemption is not None
+        self._steps = Steps(self._pace, self._watching, preemption, self._together, asks=asks)
         self._on_error, self._options = on_error, SaveOptions(codec=codec)
-        self._aftermath = Aftermath(self.store, self._keep, verify_within_s, self._pace, self._tell)
+        self._aftermath = Aftermath(
+            self.store, self._keep, verify_within_s, self._pace, self._tell, leads=leads
+        )
         second = as_mirror(mirror)
-        self._mirroring = Mirroring(self.store, second, self._tell) if second else None
+        self._mirror = parse_where(second.url)[0] if second else None
+        self._mirroring = Mirroring(self.store, second, self._tell) if second and leads else None
         self._abandoned = Abandoned(self.store)
         self._last: Started | None = None
         if self._mirroring is not None:
@@ -180,6 +194,8 @@ class Manager:
                 atomic=atomic,
                 validate=healing.check(checkpoint.info),
             )
+            if self._together is not None:
+                return self._together.restore(target, checkpoint, request)
             return restore_tree(target, source_of(checkpoint), request)
 
         report = self._search(healing, attempt, at)
@@ -215,20 +231,23 @@ class Manager:
             made = tree if like is None else load_like(like, tree, RestoreRequest())
             return Loaded(made, info, RestoreReport(info, info.step or 0, checkpoint.names()))
 
-        found = self._search(healing, attempt, at)
+        found = self._search(healing, lambda c: self._each(lambda: attempt(c)), at)
         if found is None:
             return None
         return replace(found, report=replace(found.report, rejected=healing.rejected))
 
+    def _each(self, do: Callable[[], T]) -> T:
+        """Do it; in a group all ranks do, and raise if one could not."""
+        return do() if self._together is None else self._together.each(do)
+
     def _healing(self) -> Healing:
-        mirror = self._mirroring.store if self._mirroring is not None else None
-        return Healing(self.store, self._validate, self._rejected, mirror)
+        return Healing(self.store, self._validate, self._rejected, self._mirror, self._together)
 
     def _search(
         self, healing: Healing, attempt: Callable[[Checkpoint], T], at: At | None
     ) -> T | None:
         """An attempt at the checkpoint asked for, or at one after another until one is good."""
-        self.wait()
+        self._each(self.wait)
         started_s = time.monotonic()
         self._tell("restore.start")
         self._abandoned.look()
@@ -242,13 +261,14 @@ class Manager:
         if at is None:
             made = healing.newest(noted)
         else:
-            with self.store.open(at) as checkpoint:
+            with self._each(lambda: self.store.open(at)) as checkpoint:
                 made = noted(checkpoint)
         if not chosen:
             return None
         info = chosen[0]
         self._abandoned.leave(info, healing)
-        self._aftermath.pruning.was_read(info)
+        if self._together is None:  # a rank reads its part
+            self._aftermath.pruning.was_read(info)
         self._pace.restored(info.step or 0, time.monotonic())
         self._watching.resumed(info)
         self._tell("restore.done", info.name, info.step, seconds=time.monotonic() - started_s)
@@ -264,7 +284,7 @@ class Manager:
 
     def should_save(self, step: int) -> bool:
         """Whether a save is due at this step; `save` at the same step agrees."""
-        return self._pace.is_due(_step(step), time.monotonic())
+        return self._steps.is_due(_step(step))
 
     def save(
         self,
@@ -288,18 +308,23 @@ class Manager:
             unless `on_error="continue"`.
             SystemExit: The job is preempted, has an exit code, and the checkpoint is durable.
         """
-        stopping = self._preemption if self._preemption and self._preemption.requested else None
-        if not (self.should_save(step) or force or stopping):
+        due, stopping = self.should_save(step), self._steps.stopping()
+        if not (due or force or stopping):
             return None
         must = force or stopping is not None
-        busy = self._last is not None and not self._last.over
-        if busy and self._when_busy == "skip" and not must:
+        if self._when_busy == "skip" and not must and self._is_busy():
             self._tell("save.skipped", step_name(step), step)
             return None
         future = self._save(tree, step, metrics, metadata)
         if stopping is not None:
-            self._leave(stopping, future, step)
+            leave(stopping, future, step, self._tell)
         return future
+
+    def _is_busy(self) -> bool:
+        def busy() -> bool:
+            return self._last is not None and not self._last.over
+
+        return busy() if self._together is None else bool(self._together.lead(busy))
 
     def _save(
         self,
@@ -308,21 +333,27 @@ class Manager:
         metrics: Mapping[str, float],
         metadata: Mapping[str, Plain],
     ) -> SaveFuture | None:
-        name = str(step_name(step))
-        request = SaveRequest(
-            name=name,
-            step=step,
-            metadata={**check_metadata(metadata), **self._watching.metadata()},
-            metrics=check_metrics(metrics),
-            if_exists="error",
-            options=self._options,
-            writer=f"ckptfmt {__version__} {MARK}",
-        )
+        name, together = str(step_name(step)), self._together
         backend = self.store.backend
         started_s = time.monotonic()
-        self._settle()
+        with nullcontext() if together is None else together.telling():
+            request = SaveRequest(
+                name=name,
+                step=step,
+                metadata={**check_metadata(metadata), **self._watching.metadata()},
+                metrics=check_metrics(metrics),
+                if_exists="error",
+                options=self._options,
+                writer=f"ckptfmt {__version__} {MARK}",
+                ranks=None if together is None else together.ranks,
+            )
+            self._settle()
         try:
-            self._abandoned.set_aside(self._mirroring)
+            if together is None:
+                self._abandoned.set_aside(self._mirroring)
+            elif together.leads:
+                with together.telling():
+                    self._abandoned.set_aside(self._mirroring)
             began_s = time.monotonic()
             self._tell("save.start", name, step)
             if self._asynchronous:
@@ -330,7 +361,8 @@ class Manager:
             else:
                 future = SaveFuture(name)
                 future.staged = True
-                future.set_result(save_tree(tree, backend, request))
+                write = save_tree if together is None else save_in_group
+                future.set_result(write(tree, backend, request))
         except Exception as error:
             self._tell("save.error", name, step, error=error)
             self._aftermath.make_room(error)
@@ -361,20 +393,6 @@ class Manager:
         self._wait_for_clean_up()
         settle(self.store.backend)
 
-    def _leave(self, preemption: Preemption, future: SaveFuture | None, step: int) -> None:
-        """The job must go: wait for the last save, within the deadline."""
-        if future is not None:
-            concurrent.futures.wait([future], timeout=preemption.left_s)
-        durable = (
-            future is not None
-            and future.done()
-            and not future.cancelled()
-            and concurrent.futures.Future.exception(future) is None
-        )
-        self._tell("preempt", step_name(step), step, data={"durable": durable})
-        if preemption.exit_code is not None and durable:
-            raise SystemExit(preemption.exit_code)
-
     # -- watching ---------------------------------------------------------------------------------
 
     def observe(self, step: int, **metrics: float) -> Verdict:
@@ -383,10 +401,7 @@ class Manager:
         Raises:
             UsageError: The watched metric is no number.
         """
-        if self._preemption is not None and self._preemption.requested:
-            left_s = self._preemption.left_s
-            return Verdict(stop=True, reason=f"preempted, {left_s:.0f} s are left")
-        return self._watching.observe(_step(step), metrics)
+        return self._steps.observe(_step(step), metrics)
 
     def latest(self) -> CheckpointInfo | None:
         """The newest checkpoint of the store, or None."""
@@ -406,7 +421,8 @@ class Manager:
         """Add metrics that come after the commit; waits for that step's save."""
         if self._last is not None and self._last.step == _step(step):
             concurrent.futures.wait([self._last.future])
-        self.store.annotate(step, metrics=metrics)
+        if self._leads:
+            self.store.annotate(step, metrics=metrics)
 
     def prune(self, *, dry_run: bool = False) -> list[Decision]:
         """Delete what no rule keeps; a decision with its reason for each checkpoint, oldest first.
@@ -415,7 +431,8 @@ class Manager:
             dry_run: Decide, and change nothing.
         """
         self._wait_for_clean_up()
-        return self._aftermath.pruning.decide() if dry_run else self._aftermath.pruning.carry_out()
+        pruning = self._aftermath.pruning
+        return pruning.decide() if dry_run or not self._leads else pruning.carry_out()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until the save in flight is committed, and what follows it is done.
@@ -466,14 +483,6 @@ def _step(step: int) -> int:
     if found is None:
         raise _wrong("step= as a whole number", "None")
     return found
-
-
-def _job() -> str:
-    """What tells this job from others on the same file system."""
-    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "TORCHELASTIC_RUN_ID"):
-        if os.environ.get(name):
-            return f"{name}={os.environ[name]}"
-    return f"{platform.node()}/{os.getpid()}"
 
 
 def _wrong(expected: str, found: str) -> UsageError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import dataclass, field
 
 from ckptfmt.manager.when import Costs, Look, When
@@ -47,6 +49,11 @@ class Pace:
         self.due = self.policy is None or self.policy.due(look)
         return self.due
 
+    def told(self, step: int, due: bool, now_s: float) -> None:
+        """Rank 0 has decided about this step."""
+        self.is_due(step, now_s)
+        self.due = due
+
     def _measure(self, steps: int, now_s: float) -> None:
         """How long steps take, with a save in flight and without."""
         spent = now_s - self._looked_s - self._stall_s
@@ -75,6 +82,14 @@ class Pace:
             _mean(old.slow_s if old else None, slow_s),
             _mean(old.persist_s if old else None, persist_s),
         )
+
+
+def job_of_environment() -> str:
+    """What tells this job from others on the same file system."""
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "TORCHELASTIC_RUN_ID"):
+        if os.environ.get(name):
+            return f"{name}={os.environ[name]}"
+    return f"{platform.node()}/{os.getpid()}"
 
 
 def _mean(old: float | None, new: float) -> float:

@@ -49,10 +49,15 @@ class Preemption:
             return self.deadline_s
         return max(0.0, self._requested_s + self.deadline_s - time.monotonic())
 
-    def request(self) -> None:
-        """Say it without a signal: from another thread, or where a notice is polled."""
+    def request(self, left_s: float | None = None) -> None:
+        """Say it without a signal: from another thread, or where a notice is polled.
+
+        Args:
+            left_s: How long the process may still live, in seconds; None: the whole deadline.
+        """
         if self._requested_s is None:
-            self._requested_s = time.monotonic()
+            passed_s = 0.0 if left_s is None else self.deadline_s - left_s
+            self._requested_s = time.monotonic() - passed_s
 
     def install(self) -> None:
         """Take the signals; the handlers before it are still called. Off the main thread, where

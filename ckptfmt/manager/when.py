@@ -130,6 +130,13 @@ class _YoungDaly(When):
         return look.now_s - look.saved_s >= interval * factor
 
 
+def is_by_steps(policy: When | None) -> bool:
+    """Whether steps alone decide, so that all ranks of a job come to the same answer."""
+    if isinstance(policy, _Both):
+        return is_by_steps(policy.first) and is_by_steps(policy.second)
+    return policy is None or isinstance(policy, _Steps)
+
+
 def young_daly_s(costs: Costs, mean_between_failures_s: float, max_overhead: float) -> float:
     """Seconds between saves that waste the least: Daly's higher-order estimate of Young's optimum
     (J. T. Daly, 2006), never under the time that a save takes to become durable, nor so short that

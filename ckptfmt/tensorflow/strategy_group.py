@@ -73,6 +73,10 @@ class StrategyRanks:
         self.rank, self.size = _workers(strategy)
         self._strategy = strategy
 
+    def beside(self, line: str) -> FileGroup:
+        """The same workers; no value of theirs is read in these meetings."""
+        return FileGroup(self.rank, self.size).beside(line)
+
     def meet(self, backend: Backend, timeout_s: float) -> Mailbox:
         """The next meeting; while it lasts, values may be read of all workers together."""
         mailbox: Mailbox = FileGroup(self.rank, self.size).meet(backend, timeout_s)

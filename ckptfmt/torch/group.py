@@ -73,8 +73,14 @@ class ProcessRanks:
 
     def __init__(self, group: Any) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._name = f"ckptfmt/{group.group_name}"
+        self._group, self._name = group, f"ckptfmt/{group.group_name}"
         self._store = dist.distributed_c10d._get_process_group_store(group)
+
+    def beside(self, line: str) -> ProcessRanks:
+        """The same ranks; what they say is kept apart."""
+        made = ProcessRanks(self._group)
+        made._name = f"{self._name}/{line}"
+        return made
 
     def meet(self, backend: Backend, timeout_s: float) -> StoreMailbox:
         """The next meeting; all ranks count them alike."""
