@@ -68,8 +68,20 @@ def run(args: argparse.Namespace, out: Output) -> int:
     shown = [table] if infos else []
     out.result(document, *shown)
     if not infos:
-        out.note(f"no checkpoint in {store.url}")
+        out.note(f"no checkpoint in {store.url}{_hint(args.store)}")
     return PARTIAL if out.warnings else OK
+
+
+def _hint(text: str) -> str:
+    """What there is instead of a store, if it is a file of another format."""
+    from ckptfmt.cli.sources import foreign_format
+    from ckptfmt.errors import UnsupportedError
+
+    try:
+        found = foreign_format(text)
+    except UnsupportedError:
+        return ""
+    return f': it is of the format {found}; see "ckptfmt show {text}"' if found else ""
 
 
 def info_form(info: object, tags: list[str]) -> dict[str, object]:

@@ -21,7 +21,7 @@ DESCRIPTION = """\
 Show what a checkpoint holds: a tree of names with dtypes, shapes and sizes,
 and totals. Reads the index only. Layers that are alike share a row; counts
 and sizes of a row are those of all that it stands for. Also for files of
-other formats (.safetensors)."""
+other formats: see ckptfmt convert --list."""
 EPILOG = """\
 examples:
   ckptfmt show runs/a                        as deep as fits a screen

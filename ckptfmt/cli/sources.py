@@ -15,7 +15,7 @@ from ckptfmt.cli.leaves import TENSOR, VALUE, Leaf, leaves_of_index
 from ckptfmt.cli.statistics import blocks
 from ckptfmt.cli.where import parse_store
 from ckptfmt.engine import Checkpoint, select_positions
-from ckptfmt.errors import NotFoundError
+from ckptfmt.errors import NotFoundError, UnsupportedError
 from ckptfmt.events import Event, Progress
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class _Foreign:
 @contextmanager
 def open_source(text: str, options: Mapping[str, object]) -> Iterator[Source]:
     """Open `STORE[@NAME]`, or a foreign file or folder, which must exist on this machine."""
-    if _is_foreign(text):
+    if foreign_format(text) is not None:
         from ckptfmt.foreign import open_foreign
 
         with open_foreign(text) as foreign:
@@ -143,15 +143,30 @@ def open_source(text: str, options: Mapping[str, object]) -> Iterator[Source]:
         yield _Stored(checkpoint)
 
 
-def _is_foreign(text: str) -> bool:
+def foreign_format(text: str) -> str | None:
+    """The format of a file or folder on this machine that is no store; None for a store, and where
+    there is nothing.
+
+    Raises:
+        UnsupportedError: A file is there, and no importer recognises it.
+    """
     # A TensorFlow checkpoint is named by what its files share; `.index` is one of them.
     there = os.path.exists(text) or os.path.exists(text + ".index")
     if not there or os.path.isdir(os.path.join(text, "checkpoints")):
-        return False
+        return None
     # Imported here: most paths are stores, and their commands do without importers.
-    from ckptfmt.foreign import detect_format
+    from ckptfmt.foreign import detect_format, importer_names
 
-    return detect_format(text) is not None
+    found = detect_format(text)
+    if found is None and os.path.isfile(text):  # a folder may become a store
+        raise UnsupportedError(
+            "neither a store nor of a format that can be read",
+            reason="foreign-format",
+            where=text,
+            expected=f"one of {', '.join(importer_names())}",
+            do='check the path; "ckptfmt convert --list" has the formats',
+        )
+    return found
 
 
 def compare_sources(
