@@ -167,6 +167,7 @@ def _reset_after(layer: Layer, found: str) -> UnsupportedError:
 
 
 def _rnn_to_keras(group: Group, layer: Layer) -> Group:
+    group["weight_ih_l0"]  # whose absence the caller tells
     if any(not re.fullmatch(r"(weight|bias)_(ih|hh)_l0(_reverse)?", name) for name in group):
         raise UnsupportedError(
             "Keras has no layer that stacks recurrent layers",

@@ -52,23 +52,32 @@ def _made(
 ) -> ForeignTensor:
     """A tensor like `base` with other values. Equal `key`s of tied tensors keep the tie."""
     tensors = (base, *others)
+    dtype = dtype or base.dtype
     tied = all(t.identity is not None for t in tensors)
     return like(
         base,
         foreign_name=" + ".join(dict.fromkeys(t.foreign_name for t in tensors if t.foreign_name)),
-        dtype=dtype or base.dtype,
+        dtype=dtype,
         shape=shape,
-        nbytes=_nbytes(dtype or base.dtype, shape, sum(t.nbytes for t in tensors)),
+        nbytes=_nbytes(dtype, shape, sum(t.nbytes for t in tensors)),
         fetch=partial(_fetch, read, shape),
         must_check=any(t.must_check for t in tensors),
         identity=(*key, *(t.identity for t in tensors)) if tied else None,
         attributes={k: v for k, v in base.attributes.items() if k not in _LAYOUT},
-        box=read,
+        box=read if has_fixed_width(dtype) else None,
     )
 
 
 def _fetch(read: BoxReader, shape: Shape) -> Array:
     return np.ascontiguousarray(read(whole(shape))).reshape(shape)
+
+
+def has_fixed_width(dtype: str) -> bool:
+    """Whether a part of a tensor's bytes is a part of its values: not so for text."""
+    from ckptfmt.format import dtype_named
+
+    known = dtype_named(dtype)
+    return known is not None and not known.is_variable
 
 
 def _nbytes(dtype: str, shape: Shape, otherwise: int) -> int:

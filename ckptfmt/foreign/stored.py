@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
+from ckptfmt.foreign.lazy import has_fixed_width
 from ckptfmt.foreign.mapped import KEEP
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _tensor(
         fetch=stored.read,
         identity=("row", stored.row),
         attributes=attributes,
-        box=partial(_read_box, stored),
+        box=partial(_read_box, stored) if has_fixed_width(stored.dtype_name) else None,
     )
 
 

@@ -208,3 +208,24 @@ def test_values_of_frameworks_and_registered_types_survive(tmp_path: Path) -> No
     assert loaded["long"] == state["long"]
     assert loaded["v"].tolist() == [1, 1]
     assert report.renamed == {"w": "v"}
+
+
+def test_text_and_packed_types_go_through_rules_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ml_dtypes
+
+    from ckptfmt.foreign import streaming
+
+    monkeypatch.setattr(streaming, "STREAMED_NBYTES_MIN", 1)
+    text = np.array([["a", "bb", ""], ["dd", "e", "fff"]], dtype=np.dtypes.StringDType())
+    half = np.arange(-3, 3).reshape(2, 3).astype(ml_dtypes.int4)
+    ckptfmt.save({"t": text, "h": half}, tmp_path / "s", durable=False)
+    rules: list[dict[str, Any]] = [
+        {"transpose": "."},
+        {"split": "t", "to": ["t0", "t1"], "axis": 1},
+    ]
+    _, loaded = converted(str(tmp_path / "s"), rules)
+    assert loaded["t1"].tolist() == [["dd"], ["e"], ["fff"]]
+    assert loaded["h"].dtype == half.dtype
+    assert loaded["h"].astype(int).tolist() == half.T.astype(int).tolist()
