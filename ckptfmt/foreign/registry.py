@@ -38,6 +38,7 @@ IMPORTERS: dict[str, ImporterRow] = {
         "",
         (".pt", ".pth", ".bin", ".ckpt", ".bin.index.json"),
     ),
+    "dcp": ImporterRow("ckptfmt.foreign.pytorch:DcpImporter", "", (".metadata",)),
     "numpy": ImporterRow("ckptfmt.foreign.numpy:NumpyImporter", "", (".npy", ".npz")),
     "keras": ImporterRow(
         "ckptfmt.foreign.keras:KerasImporter", "", (".keras", ".weights.h5", ".h5", ".hdf5")

@@ -54,7 +54,7 @@ class ZipArchive:
     """
 
     def __init__(self, path: str, where: str, reason: str) -> None:
-        self.where, self.reason = where, reason
+        self.where, self.reason, self._base = where, reason, 0
         descriptor, self.nbytes = open_regular(path, where)
         try:
             if self.nbytes < _END.size:
@@ -64,6 +64,18 @@ class ZipArchive:
             os.close(descriptor)
         self.entries = self._read_directory()
         self._check_overlap()
+
+    @classmethod
+    def within(cls, data: mmap.mmap, span: tuple[int, int], where: str, reason: str) -> ZipArchive:
+        """An archive that lies in data[start:stop), as one of several in a file."""
+        made = cls.__new__(cls)
+        made.where, made.reason, made.data = where, reason, data
+        made._base, made.nbytes = span[0], span[1] - span[0]
+        if made.nbytes < _END.size:
+            raise made.corrupt("too short for a ZIP archive", "zip")
+        made.entries = made._read_directory()
+        made._check_overlap()
+        return made
 
     def corrupt(self, what: str, reason: str, name: str = "", found: object = None) -> CorruptError:
         where = f"{self.where}, entry {ascii(name)[:200]}" if name else self.where
@@ -79,19 +91,21 @@ class ZipArchive:
 
     def _end(self) -> tuple[int, int, int]:
         """(entries, where the directory starts, its bytes)."""
-        at = self.data.rfind(b"PK\5\6", max(0, self.nbytes - _END.size - 65535))
+        base = self._base
+        begin = base + max(0, self.nbytes - _END.size - 65535)
+        at = self.data.rfind(b"PK\5\6", begin, base + self.nbytes) - base
         if at < 0 or at + _END.size > self.nbytes:
             raise self.corrupt("no end of a ZIP directory: cut off?", "zip-truncated")
-        _, disk, first, here, count, nbytes, start, comment = _END.unpack_from(self.data, at)
+        _, disk, first, here, count, nbytes, start, comment = _END.unpack_from(self.data, base + at)
         if at + _END.size + comment != self.nbytes or disk or first or here != count:
             raise self.corrupt("the end of the ZIP directory is malformed", "zip")
         if at >= _END64_AT.size:
-            mark, disk, at64, disks = _END64_AT.unpack_from(self.data, at - _END64_AT.size)
+            mark, disk, at64, disks = _END64_AT.unpack_from(self.data, base + at - _END64_AT.size)
             if mark == b"PK\6\7":
                 if disk or disks != 1 or at64 + _END64.size > at:
                     raise self.corrupt("the end of the ZIP directory is malformed", "zip")
                 mark, _, _, _, disk, first, here, count, nbytes, start = _END64.unpack_from(
-                    self.data, at64
+                    self.data, base + at64
                 )
                 if mark != b"PK\6\6" or disk or first or here != count:
                     raise self.corrupt("the end of the ZIP directory is malformed", "zip")
@@ -114,7 +128,7 @@ class ZipArchive:
     def _central(self, at: int, stop: int) -> tuple[ZipEntry, int]:
         if at + _CENTRAL.size > stop:
             raise self.corrupt("the ZIP directory is cut off", "zip-truncated")
-        row = _CENTRAL.unpack_from(self.data, at)
+        row = _CENTRAL.unpack_from(self.data, self._base + at)
         mark, flags, method, crc, stored, nbytes = row[0], row[3], row[4], *row[7:10]
         name_nbytes, extra_nbytes, comment_nbytes, header = *row[10:13], row[16]
         at += _CENTRAL.size
@@ -122,11 +136,11 @@ class ZipArchive:
         if mark != b"PK\1\2" or end > stop:
             raise self.corrupt("the ZIP directory is malformed", "zip")
         try:
-            name = self.data[at : at + name_nbytes].decode("utf-8")
+            name = self._bytes(at, name_nbytes).decode("utf-8")
         except UnicodeDecodeError:
             raise self.corrupt("a name is not UTF-8", "zip-name") from None
         self._check_name(name)
-        extra = self.data[at + name_nbytes : at + name_nbytes + extra_nbytes]
+        extra = self._bytes(at + name_nbytes, extra_nbytes)
         nbytes, stored, header = self._wide(extra, nbytes, stored, header)
         if flags & 0x2041 or method not in (_STORED, _DEFLATED):
             raise UnsupportedError(
@@ -176,12 +190,12 @@ class ZipArchive:
     # -- entries
 
     def start_of(self, entry: ZipEntry) -> int:
-        """Where an entry's stored bytes begin; its local header agrees with the directory."""
-        row = _LOCAL.unpack_from(self.data, entry.header)
+        """Where an entry's stored bytes begin in `data`; its local header agrees with the directory."""
+        row = _LOCAL.unpack_from(self.data, self._base + entry.header)
         mark, flags, method, stored, nbytes = row[0], row[2], row[3], *row[7:9]
         name_nbytes, extra_nbytes = row[9:11]
         at = entry.header + _LOCAL.size
-        name = self.data[at : at + name_nbytes]
+        name = self._bytes(at, name_nbytes)
         start = int(at + name_nbytes + extra_nbytes)
         agrees = (
             mark == MAGIC
@@ -194,7 +208,10 @@ class ZipArchive:
         )
         if not agrees or start + entry.stored > self.nbytes:
             raise self.corrupt("a local header differs from the directory", "zip", entry.name)
-        return start
+        return self._base + start
+
+    def _bytes(self, at: int, nbytes: int) -> bytes:
+        return self.data[self._base + at : self._base + at + nbytes]
 
     def read(self, entry: ZipEntry, nbytes_max: int = INFLATED_NBYTES_MAX) -> bytes:
         """All bytes of an entry, which is no longer than `nbytes_max`."""

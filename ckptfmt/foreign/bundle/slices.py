@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.errors import UnsupportedError
 from ckptfmt.foreign.bundle.entries import check_size
 from ckptfmt.foreign.bundle.index import BundleIndex
 from ckptfmt.foreign.bundle.types import Entry, Slice
+from ckptfmt.foreign.pieces import check_coverage, gather, text_of
 from ckptfmt.foreign.sstable import REASON, corrupt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptfmt.foreign.bundle.values import DataFiles
-
-_CELLS_MAX = 1 << 22
-_PAIRS_MAX = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def parse_pieces(index: BundleIndex, name: str, entry: Entry, where: str) -> Pie
             slice(start, dim if length < 0 else start + length)
             for start, length, dim in zip(piece.starts, piece.lengths, entry.shape)
         )
-        at = f"{where}, slice {_text(box)}"
+        at = f"{where}, slice {text_of(box)}"
         if any(side.stop > dim for side, dim in zip(box, entry.shape)):
             raise corrupt("a slice lies outside of its tensor", "slice", at, list(entry.shape))
         found = index.slices.get(slice_key(name, piece))
@@ -76,7 +74,8 @@ def parse_pieces(index: BundleIndex, name: str, entry: Entry, where: str) -> Pie
         check_size(found, at)
         pieces.append(Piece(box, found))
     pieces.sort(key=lambda p: tuple(side.start for side in p.box))
-    return Pieces(entry, tuple(pieces), _check_coverage(entry.shape, pieces, where))
+    boxes = [p.box for p in pieces if math.prod(p.entry.shape)]
+    return Pieces(entry, tuple(pieces), check_coverage(entry.shape, boxes, REASON, where))
 
 
 def slice_key(name: str, piece: Slice) -> bytes:
@@ -107,80 +106,6 @@ def slice_keys(name: str, entry: Entry) -> list[bytes]:
     return [slice_key(name, Slice(*piece)) for piece in entry.slices]
 
 
-def _text(box: tuple[slice, ...]) -> str:
-    return "[" + ", ".join(f"{side.start}:{side.stop}" for side in box) + "]"
-
-
-def _check_coverage(shape: tuple[int, ...], pieces: list[Piece], where: str) -> bool:
-    """Whether pieces overlap; an error if they leave a gap."""
-    total = math.prod(shape)
-    boxes = [p.box for p in pieces if math.prod(p.entry.shape)]
-    if total == 0:
-        return False
-    covered = sum(math.prod(s.stop - s.start for s in box) for box in boxes)
-    axes = [
-        axis
-        for axis, dim in enumerate(shape)
-        if any(box[axis].start or box[axis].stop != dim for box in boxes)
-    ]
-    if len(axes) <= 1:
-        # Cut along one axis, as nearly all are: any number of slices.
-        axis = axes[0] if axes else 0
-        position = 0
-        for box in boxes if shape else []:
-            if box[axis].start > position:
-                raise _gap(shape, axis, position, box[axis].start, where)
-            position = max(position, box[axis].stop)
-        if shape and position < shape[axis]:
-            raise _gap(shape, axis, position, shape[axis], where)
-        if not boxes:
-            raise _gap(shape, 0, 0, 1, where)
-        return bool(covered > total)
-    return _check_grid(shape, boxes, axes, where, covered=covered, total=total)
-
-
-def _check_grid(
-    shape: tuple[int, ...],
-    boxes: list[tuple[slice, ...]],
-    axes: list[int],
-    where: str,
-    *,
-    covered: int,
-    total: int,
-) -> bool:
-    """The same for cuts along several axes: a grid of all their bounds, one flag a cell."""
-    cuts = [
-        sorted({0, shape[a], *(b[a].start for b in boxes), *(b[a].stop for b in boxes)})
-        for a in axes
-    ]
-    cells = math.prod(len(cut) - 1 for cut in cuts)
-    if cells > _CELLS_MAX or cells * len(boxes) > _PAIRS_MAX * 64:
-        raise UnsupportedError(
-            "the tensor is cut into too many slices along several axes",
-            reason=f"{REASON}-slices",
-            where=where,
-            found=len(boxes),
-        )
-    grid = np.zeros([len(cut) - 1 for cut in cuts], bool)
-    places = [{bound: at for at, bound in enumerate(cut)} for cut in cuts]
-    for box in boxes:
-        grid[tuple(slice(p[box[a].start], p[box[a].stop]) for a, p in zip(axes, places))] = True
-    if not grid.all():
-        cell = np.unravel_index(int(np.argmin(grid)), grid.shape)
-        whole = [slice(0, dim) for dim in shape]
-        for a, cut, at in zip(axes, cuts, cell):
-            whole[a] = slice(cut[int(at)], cut[int(at) + 1])
-        raise corrupt("no slice holds a part of the tensor", "gap", f"{where}{_text((*whole,))}")
-    return bool(covered > total)
-
-
-def _gap(shape: tuple[int, ...], axis: int, start: int, stop: int, where: str) -> Exception:
-    whole = [slice(0, dim) for dim in shape]
-    if whole:
-        whole[axis] = slice(start, stop)
-    return corrupt("no slice holds a part of the tensor", "gap", f"{where}{_text((*whole,))}")
-
-
 def join(files: DataFiles, made: Pieces, name: str) -> NDArray[Any]:
     """The whole tensor, read-only.
 
@@ -194,7 +119,7 @@ def join(files: DataFiles, made: Pieces, name: str) -> NDArray[Any]:
     known = np.zeros(made.entry.shape, bool) if made.overlap else None
     for piece, array in zip(made.pieces, arrays):
         if known is not None:
-            _check_overlap(whole[piece.box], known[piece.box], array, f"{name}{_text(piece.box)}")
+            _check_overlap(whole[piece.box], known[piece.box], array, f"{name}{text_of(piece.box)}")
             known[piece.box] = True
         whole[piece.box] = array
     whole.flags.writeable = False
@@ -203,22 +128,8 @@ def join(files: DataFiles, made: Pieces, name: str) -> NDArray[Any]:
 
 def join_box(files: DataFiles, made: Pieces, name: str, sides: tuple[slice, ...]) -> NDArray[Any]:
     """A box of the tensor, from the slices that it meets."""
-    extent = tuple(side.stop - side.start for side in sides)
-    whole: NDArray[Any] | None = None
-    for piece in made.pieces:
-        meet = [
-            (max(side.start, cut.start), min(side.stop, cut.stop))
-            for side, cut in zip(sides, piece.box)
-        ]
-        if any(begin >= end for begin, end in meet):
-            continue
-        inside = tuple(slice(b - c.start, e - c.start) for (b, e), c in zip(meet, piece.box))
-        part = files.fetch_box(piece.entry, name, inside)
-        if whole is None:
-            whole = np.empty(extent, part.dtype)
-        whole[tuple(slice(b - s.start, e - s.start) for (b, e), s in zip(meet, sides))] = part
-    assert whole is not None  # the slices cover the tensor
-    return whole
+    parts = [(piece.box, partial(files.fetch_box, piece.entry, name)) for piece in made.pieces]
+    return gather(parts, sides)
 
 
 def _check_overlap(

@@ -6,6 +6,7 @@ the pickle machine reads as data: see `ckptfmt.foreign.pickle_machine`.
 
 from __future__ import annotations
 
+from ckptfmt.foreign.pytorch.dcp import DcpImporter
 from ckptfmt.foreign.pytorch.importer import PytorchImporter
 
-__all__ = ["PytorchImporter"]
+__all__ = ["DcpImporter", "PytorchImporter"]

@@ -98,9 +98,9 @@ class Rebuild:
             "torch._tensor._rebuild_from_type": self.from_type,
             "torch._tensor._rebuild_from_type_v2": self.from_type,
             "torch.nn.parameter.Parameter": _parameter,
-            "torch.Size": _size,
+            "torch.Size": size_builder,
             "torch.device": _device,
-            "torch.serialization._get_layout": _layout,
+            "torch.serialization._get_layout": layout_builder,
         }
         self._by_name = made
         return made
@@ -236,7 +236,7 @@ def _meta(args: tuple[Any, ...]) -> Missing:
     return Missing("a meta tensor, which has no data")
 
 
-def _size(args: tuple[Any, ...]) -> ForeignValue:
+def size_builder(args: tuple[Any, ...]) -> ForeignValue:
     return ForeignValue("torch.Size", list(ints(args[0] if args else ())))
 
 
@@ -249,7 +249,7 @@ def _device(args: tuple[Any, ...]) -> ForeignValue:
     return ForeignValue("torch.device", text)
 
 
-def _layout(args: tuple[Any, ...]) -> str:
+def layout_builder(args: tuple[Any, ...]) -> str:
     (name,) = args
     need(typed(name, str).removeprefix("torch.") in _LAYOUTS, "an unknown layout")
     return str(name)

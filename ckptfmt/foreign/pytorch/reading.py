@@ -93,6 +93,18 @@ def machine_for(
     )
 
 
+def tree_maker(machine: PickleMachine, where: str, nbytes: int) -> TreeMaker:
+    """What makes trees of what a machine made of a pickle of `nbytes` bytes."""
+    return TreeMaker(
+        machine.states,
+        where=where,
+        reason=REASON,
+        nbytes=nbytes,
+        value_of=value_of,
+        attributes_of=attributes_of,
+    )
+
+
 def finish(
     machine: PickleMachine,
     obj: Any,
@@ -102,14 +114,7 @@ def finish(
     metadata: Mapping[str, object],
 ) -> ForeignTree:
     """The tree of what a machine made of a pickle of `nbytes` bytes."""
-    maker = TreeMaker(
-        machine.states,
-        where=where,
-        reason=REASON,
-        nbytes=nbytes,
-        value_of=value_of,
-        attributes_of=attributes_of,
-    )
+    maker = tree_maker(machine, where, nbytes)
     root = maker.make(obj)
     return tree_of(
         {} if root is OMIT else root,

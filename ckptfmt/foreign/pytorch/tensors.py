@@ -112,7 +112,7 @@ class Strided(Node):
         if self.requires_grad:
             attributes["torch.requires_grad"] = True
         numel = math.prod(self.stored_shape)
-        bits = _bits(dtype)
+        bits = bits_of(dtype)
         return ForeignTensor(
             name="",
             foreign_name="",
@@ -238,7 +238,8 @@ def _words(array: NDArray[Any], dtype: TorchDtype) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1).view(np.dtype(f"<u{dtype.component}"))
 
 
-def _bits(dtype: TorchDtype) -> int:
+def bits_of(dtype: TorchDtype) -> int:
+    """Bits of an element in a checkpoint."""
     found = dtype_named(dtype.stored)
     assert found is not None
     return found.bits

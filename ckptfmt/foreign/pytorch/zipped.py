@@ -7,12 +7,12 @@ stand; without it they are little-endian.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckptfmt.foreign.base import ForeignTree
-from ckptfmt.foreign.pickle_machine import PICKLE_NBYTES_MAX, illegal
+from ckptfmt.foreign.pickle_machine import PICKLE_NBYTES_MAX, PickleMachine, illegal
 from ckptfmt.foreign.pytorch.dtypes import TorchDtype
 from ckptfmt.foreign.pytorch.reading import REASON, StorageTable, corrupt, finish, machine_for
 from ckptfmt.foreign.pytorch.storages import Raw, Storage, mapped
@@ -28,8 +28,9 @@ _WORD_NBYTES_MAX = 64
 class TorchArchive:
     """A ZIP archive of torch, whose entries all stand below one folder."""
 
-    def __init__(self, path: str, where: str) -> None:
-        self.zip, self.where = ZipArchive(path, where, REASON), where
+    def __init__(self, archive: ZipArchive) -> None:
+        self.zip, where = archive, archive.where
+        self.where = where
         folder = folder_of(self.zip.entries)
         if folder is None:
             raise corrupt("no data.pkl, or several", "archive", where)
@@ -93,19 +94,24 @@ def folder_of(entries: dict[str, ZipEntry]) -> str | None:
 
 def read_zip(path: str, where: str) -> ForeignTree:
     """The tree of one file of `torch.save`, or of `torch.jit.save`."""
-    archive = TorchArchive(path, where)
+    archive = TorchArchive(ZipArchive(path, where, REASON))
     if archive.entry("constants.pkl") is not None:
         from ckptfmt.foreign.pytorch.script import read_script
 
         return read_script(archive)
+    machine, obj, nbytes = read_object(archive)
+    return finish(machine, obj, where, nbytes=nbytes, metadata={})
+
+
+def read_object(archive: TorchArchive) -> tuple[PickleMachine, Any, int]:
+    """The machine that read an archive's pickle, what it made, and the pickle's bytes."""
     data = archive.pickle(PICKLE)
     assert data is not None
     machine = machine_for(
         data,
         (0, len(data)),
-        f"{where}, {PICKLE}",
+        f"{archive.where}, {PICKLE}",
         file_nbytes=archive.zip.nbytes,
         storages=archive.storages("data"),
     )
-    obj = machine.load()
-    return finish(machine, obj, where, nbytes=len(data), metadata={})
+    return machine, machine.load(), len(data)
