@@ -72,11 +72,13 @@ _HOMES = {
     "copy_arrays": "stage",
     "copy_checkpoints": "copy",
     "copy_state": "own_tensors",
+    "error_in": "group",
     "fail_in_group": "group_save",
     "fill_boxes": "fill",
     "flatten": "tree",
     "follow": "background",
     "keep_generators": "dispatch",
+    "late_error": "group",
     "list_checkpoints": "catalog",
     "list_indexes": "catalog",
     "live_models": "live_layers",
@@ -169,11 +171,13 @@ __all__ = [
     "copy_arrays",
     "copy_checkpoints",
     "copy_state",
+    "error_in",
     "fail_in_group",
     "fill_boxes",
     "flatten",
     "follow",
     "keep_generators",
+    "late_error",
     "list_checkpoints",
     "list_indexes",
     "live_models",
@@ -256,6 +260,8 @@ if TYPE_CHECKING:
     from ckptfmt.engine.group import Mailbox as Mailbox
     from ckptfmt.engine.group import Meeting as Meeting
     from ckptfmt.engine.group import Ranks as Ranks
+    from ckptfmt.engine.group import error_in as error_in
+    from ckptfmt.engine.group import late_error as late_error
     from ckptfmt.engine.group import ranks_of as ranks_of
     from ckptfmt.engine.group import wait_until as wait_until
     from ckptfmt.engine.group_restore import restore_in_group as restore_in_group

@@ -168,8 +168,13 @@ def wait_until(
 
 
 def _late(ranks: Sequence[int], timeout_s: float) -> NoReturn:
+    raise late_error(ranks, timeout_s)
+
+
+def late_error(ranks: Sequence[int], timeout_s: float) -> ConflictError:
+    """Some ranks did not come in time."""
     names = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
-    raise ConflictError(
+    return ConflictError(
         "a rank of the group did not answer in time",
         reason="rank-late",
         where=f"rank{'s' if len(ranks) > 1 else ''} {names}",
@@ -210,6 +215,11 @@ def pack_error(error: BaseException, rank: int | None) -> bytes:
             "do": "nothing was committed or restored; its own output says more",
         }
     return pack_value(dict(parts))
+
+
+def error_in(message: bytes) -> CheckpointError | None:
+    """The error that a message of a round brings; None if it brings none."""
+    return unpack_error(message[1:]) if message[:1] == _BAD else None
 
 
 def unpack_error(data: bytes) -> CheckpointError:

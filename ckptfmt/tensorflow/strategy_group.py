@@ -8,16 +8,19 @@ MultiWorkerMirroredStrategy one process alone holds all values.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from ckptfmt.engine import FileGroup, Mailbox
-from ckptfmt.errors import UsageError
+from ckptfmt.engine import FileGroup, Mailbox, error_in, late_error, wait_until
+from ckptfmt.errors import ConflictError, UsageError
 from ckptfmt.storage import Backend
 
-_meeting: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""Strategy (its `extended`) -> how many calls of it with `group=` are under way."""
+T = TypeVar("T")
+
+_meetings: weakref.WeakKeyDictionary[Any, list[_Together]] = weakref.WeakKeyDictionary()
+"""Strategy (its `extended`) -> the calls of it with `group=` that are under way."""
 
 
 def _workers(strategy: Any) -> tuple[int, int]:
@@ -46,7 +49,30 @@ def rank_of(strategy: Any) -> int:
 
 def is_meeting(strategy: Any) -> bool:
     """Whether all workers of a strategy are in one call: they may read what only all of them can."""
-    return _workers(strategy)[1] == 1 or _meeting.get(strategy.extended, 0) > 0
+    return _workers(strategy)[1] == 1 or bool(_meetings.get(strategy.extended))
+
+
+def read_together(strategy: Any, read: Callable[[], T]) -> T:
+    """A read in which all workers take part: begun only when all of them are there.
+
+    TensorFlow's collective would wait for a worker that has failed until its process ends.
+
+    Raises:
+        ConflictError: Some worker failed, and with what; or it did not come, or left while the others
+            read.
+    """
+    if _workers(strategy)[1] == 1:
+        return read()
+    _meetings[strategy.extended][-1].wait_for_all()
+    try:
+        return read()
+    except tf.errors.OpError as error:
+        raise ConflictError(
+            "the workers could not read a value together",
+            reason="rank-failed",
+            found=str(error.message)[:300],
+            do="nothing was committed; look whether all of them live",
+        ) from error
 
 
 def ranks_of(strategy: Any) -> StrategyRanks:
@@ -71,7 +97,7 @@ class StrategyRanks:
 
     def __init__(self, strategy: Any) -> None:
         self.rank, self.size = _workers(strategy)
-        self._strategy = strategy
+        self.strategy = strategy
 
     def beside(self, line: str) -> FileGroup:
         """The same workers; no value of theirs is read in these meetings."""
@@ -79,20 +105,53 @@ class StrategyRanks:
 
     def meet(self, backend: Backend, timeout_s: float) -> Mailbox:
         """The next meeting; while it lasts, values may be read of all workers together."""
-        mailbox: Mailbox = FileGroup(self.rank, self.size).meet(backend, timeout_s)
-        return _Together(mailbox, self._strategy.extended)
+        mailbox = FileGroup(self.rank, self.size).meet(backend, timeout_s)
+        return _Together(mailbox, self, timeout_s)
 
 
 class _Together:
-    """A mailbox that says, as long as it is open, that all workers are in one call."""
+    """A mailbox that says, as long as it is open, that all workers are in one call, and in which
+    they can wait for each other within a round."""
 
-    def __init__(self, mailbox: Mailbox, extended: Any) -> None:
-        self.put, self.get, self.has, self.tend = (
-            mailbox.put, mailbox.get, mailbox.has, mailbox.tend,
-        )  # fmt: skip
-        self._mailbox, self._extended = mailbox, extended
-        _meeting[extended] = _meeting.get(extended, 0) + 1
+    def __init__(self, mailbox: Mailbox, ranks: StrategyRanks, timeout_s: float) -> None:
+        self.get, self.has, self.tend = mailbox.get, mailbox.has, mailbox.tend
+        self._mailbox, self._ranks, self._timeout_s = mailbox, ranks, timeout_s
+        self._points = 0
+        _meetings.setdefault(ranks.strategy.extended, []).append(self)
+
+    def put(self, key: str, data: bytes) -> None:
+        self._mailbox.put(key, data)
+        if error_in(data) is not None:  # those who wait within the round hear of it too
+            self._mailbox.put(f"left-{self._ranks.rank}", data)
+
+    def wait_for_all(self) -> None:
+        """Until all workers have come to the same point.
+
+        Raises:
+            ConflictError: Another worker failed, and with what; or it does not come.
+        """
+        point, self._points = self._points, self._points + 1
+        everyone = range(self._ranks.size)
+        here = [f"point-{point}-{rank}" for rank in everyone]
+        left = [f"left-{rank}" for rank in everyone]
+        self._mailbox.put(here[self._ranks.rank], b"")
+        if wait_until(
+            lambda: self.has(here) or any(self.has([key]) for key in left),
+            self._timeout_s,
+            self.tend,
+        ) and self.has(here):
+            return
+        for key in left:
+            error = error_in(self.get(key) or b"")
+            if error is not None:
+                raise ConflictError(
+                    "another worker failed",
+                    reason="rank-failed",
+                    found=str(error),
+                    do="nothing was committed",
+                )
+        raise late_error([r for r in everyone if not self.has([here[r]])], self._timeout_s)
 
     def close(self) -> None:
-        _meeting[self._extended] = max(0, _meeting.get(self._extended, 0) - 1)
+        _meetings[self._ranks.strategy.extended].remove(self)
         self._mailbox.close()

@@ -16,7 +16,7 @@ import tensorflow as tf
 from ckptfmt.engine import TensorSource
 from ckptfmt.errors import UnsupportedError, UsageError
 from ckptfmt.tensorflow.distributed import Sharded, is_sharded, is_sync_on_read, read_as_one
-from ckptfmt.tensorflow.strategy_group import is_meeting, rank_of
+from ckptfmt.tensorflow.strategy_group import is_meeting, rank_of, read_together
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -236,7 +236,7 @@ def source_of(obj: Any, name: str) -> TensorSource:
         if is_sync_on_read(raw):
             # All workers take part in a read: now, when all of them come by, in one order.
             attributes[AGGREGATION] = raw.aggregation.name.lower()
-            value = host_array(read(raw))
+            value = host_array(read_together(raw.distribute_strategy, lambda: read(raw)))
             fetch = lambda: value  # noqa: E731
     else:
         if not hasattr(obj, "numpy"):

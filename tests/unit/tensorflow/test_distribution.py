@@ -271,7 +271,10 @@ def test_two_workers_save_and_restore_one_checkpoint_together(tmp_path: Path) ->
         assert seen["untouched"] == [7.0, 7.0]
         assert seen["w"] == [1.0, 2.0]
         assert seen["counts"] == dict.fromkeys(KINDS, (1e8, 1.0)[rank])
-        assert seen["rank"] == rank
+        assert seen["next"] == 1 + 2 * rank, "each has its own position in the data"
+        assert "object of this type cannot be saved: bad: found object" in seen["failed"]
+    assert said[0]["failed"].startswith("ConflictError: another worker failed: found rank 1: ")
+    assert "did not answer in time: rank 1" in said[0]["late"]
 
 
 @pytest.mark.slow

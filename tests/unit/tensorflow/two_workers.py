@@ -41,8 +41,8 @@ def error_of(call: Any) -> str:
 def main(rank: int, ports: list[str], folder: Path) -> None:
     os.environ["TF_CONFIG"] = json.dumps(
         {
-            "cluster": {"worker": [f"127.0.0.1:{port}" for port in ports]},
-            "task": {"type": "worker", "index": rank},
+            "cluster": {job: [f"127.0.0.1:{p}"] for job, p in zip(("chief", "worker"), ports)},
+            "task": {"type": ("chief", "worker")[rank], "index": 0},
         }
     )
     import tensorflow as tf
@@ -54,18 +54,28 @@ def main(rank: int, ports: list[str], folder: Path) -> None:
     module.w.assign([1.0, 2.0])
     for variable in module.counts.values():
         variable.values[0].assign((1e8, 1.0)[rank])
-    seen: dict[str, Any] = {"alone": error_of(lambda: ckf.save({"m": module}, folder, step=1))}
-    for step in (1, 2):
-        ckf.save({"m": module, "rank": ckf.per_rank(rank)}, folder, step=step, group=strategy)
+    data, fresh_data = (iter(tf.data.Dataset.range(9)) for _ in range(2))
+    for _ in range(1 + 2 * rank):
+        next(data)
+    state = {"m": module, "data": ckf.per_rank(data)}
+    seen: dict[str, Any] = {"alone": error_of(lambda: ckf.save(state, folder, step=1))}
+    ckf.save(state, folder, step=1, group=strategy)
+    ckf.save_async(state, folder, step=2, group=strategy).result()
     seen["disagree"] = error_of(
         lambda: ckf.restore({"m": fresh}, folder, step=1 + rank, names="m", group=strategy)
     )
     seen["untouched"] = fresh.w.numpy().tolist()
-    own = ckf.per_rank(-1)
-    ckf.restore({"m": fresh, "rank": own}, folder, group=strategy).assert_consumed()
+    restored = {"m": fresh, "data": ckf.per_rank(fresh_data)}
+    ckf.restore(restored, folder, group=strategy).assert_consumed()
     seen["w"] = fresh.w.numpy().tolist()
     seen["counts"] = {k: float(v.values[0]) for k, v in fresh.counts.items()}
-    seen["rank"] = own.value
+    seen["next"] = int(next(fresh_data))
+    bad = {"bad": object(), **state} if rank else state
+    seen["failed"] = error_of(lambda: ckf.save(bad, folder, step=3, group=strategy))
+    if not rank:
+        seen["late"] = error_of(
+            lambda: ckf.save(state, folder, step=4, group=strategy, timeout_s=0.2)
+        )
     print(json.dumps(seen))
 
 
