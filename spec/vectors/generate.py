@@ -1575,6 +1575,299 @@ def data_files_rejected() -> None:
     bad("table-nil", fresh().finish(b"\xc0")[1], "corrupt-msgpack", "a table that is nil", "M05-7")
 
 
+# -- fragments ------------------------------------------------------------------------------------
+
+TICKET = {"name": "step-0000000000000003", "step": 3}
+
+
+class Piece(Draft):
+    """A rank's fragment (8.9): its own leaves, the regions that it wrote, and its replicas.
+
+    `leaves` may name one tensor several times; `replicas`: leaf -> boxes with their digests.
+    """
+
+    def __init__(
+        self,
+        leaves: list[tuple[str, Any]],
+        rank: int,
+        size: int,
+        *,
+        replicas: list[tuple[str, tuple[Any, Any], bytes]] | None = None,
+        algorithm: str = "xxh3-128",
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(leaves, algorithm=algorithm, about={**TICKET, **(about or {})})
+        rows = {name: row for name, kind, row in self.leaf_rows if kind != 1}
+        held = sorted((rows[name], box, own) for name, box, own in replicas or [])
+        self.entry: dict[str, Any] = {
+            "rank": rank,
+            "size": size,
+            "written_nbytes": sum(map(len, self.data_files.values())),
+            "replicas": {
+                "tensor": Column("I", [row for row, _, _ in held]),
+                "origin": Column("Q", [n for _, (origin, _), _ in held for n in origin]),
+                "extent": Column("Q", [n for _, (_, extent), _ in held for n in extent]),
+                "digest": b"".join(own for _, _, own in held),
+            },
+        }
+        self.about["metadata"] = {"ckptfmt.fragment": self.entry}
+
+
+def box_digest(payload: bytes, chunk: int = 1 << 22, algorithm: str = "xxh3-128") -> bytes:
+    """Of a box's content: of the digests of its chunks, one after another."""
+    raws = [payload[at : at + chunk] for at in range(0, len(payload), chunk)]
+    return digest(b"".join(digest(raw, algorithm) for raw in raws), algorithm)
+
+
+def rows_of(*numbers: int, dtype: str = "float32", shape: tuple[int, ...] = (4, 2)) -> Tensor:
+    """A float32 matrix of which some rows are written."""
+    regions = [((n, 0), (1, shape[1]), stream(f"row {n}", 4 * shape[1])) for n in numbers]
+    whole = b"".join(stream(f"row {n}", 4 * shape[1]) for n in range(shape[0]))
+    return Tensor(dtype, 32, shape, regions=regions, twin=whole)
+
+
+def unwritten(like: Tensor) -> Tensor:
+    """Dtype and shape alone."""
+    return Tensor(like.dtype, like.bits, like.shape, regions=[], twin=like.twin)
+
+
+WHOLE = ((0, 0), (2, 3))
+
+
+def pair(**o: Any) -> list[Piece]:
+    """Two ranks: `m/a` is written by rank 0, `m/w` has two rows of each, `v` is a value."""
+    none = unwritten(SMALL)
+    first: list[tuple[str, Any]] = [("m/a", SMALL), ("m/w", rows_of(0, 1)), ("v", Packed(7, 7))]
+    second: list[tuple[str, Any]] = [("m/a", none), ("m/w", rows_of(2, 3)), ("v", Packed(7, 7))]
+    payload = SMALL.regions[0][2]
+    algorithm = o.get("algorithm", "xxh3-128")
+    replica = ("m/a", WHOLE, box_digest(payload, algorithm=algorithm))
+    return [Piece(first, 0, 2, **o), Piece(second, 1, 2, replicas=[replica], **o)]
+
+
+def accept_pieces(name: str, pieces: list[Draft], merged: Draft, why: str, covers: str) -> None:
+    """Fragments of all ranks, and the tree that they make."""
+    tree = merged.raw_sections()[2]
+    chunk_files = {digest: file for file, data in data_of(pieces).items() for digest in data}
+    files = sorted({chunk_files[row[1]] for row in merged.chunk_rows})
+    content = {k: merged.content()[k] for k in ("leaves", "values", "containers")}
+    regions = [
+        {"tensor": tensor, "origin": list(origin), "extent": list(extent)}
+        for tensor, origin, extent, _ in merged.region_rows
+    ]
+    twin = {
+        "format": "fragments",
+        "why": why,
+        "covers": covers.split(),
+        "ticket": {**TICKET, "txn": TXN.hex(), "digest": merged.algorithm},
+        "tree_digest": digest(tree, merged.algorithm).hex(),
+        "files": files,
+        "content": {**content, "regions": regions},
+        "indexes": [is_index(piece) for piece in pieces],
+    }
+    emit("accept", name, pack([piece.seal() for piece in pieces]), twin)
+
+
+def data_of(pieces: list[Draft]) -> dict[str, set[bytes]]:
+    """Data file -> digests of its chunks; of files with equal chunks that of the lowest rank."""
+    made: dict[str, set[bytes]] = {}
+    for piece in reversed(pieces):
+        for number, data in enumerate(piece.datas):
+            own = {row[1] for row in piece.chunk_rows if row[2] == number}
+            if own:
+                made.pop(data.finish()[0], None)
+                made[data.finish()[0]] = own
+    return made
+
+
+def is_index(piece: Draft) -> bool:
+    """Whether a reader takes it for an index: its regions tile every tensor."""
+    held = [0] * len(piece.tensors)
+    for tensor, _, extent, _ in piece.region_rows:
+        held[tensor] += math.prod(extent)
+    return held == [math.prod(tensor.shape) for tensor in piece.tensors]
+
+
+def fragments_accepted() -> None:
+    for algorithm in ("xxh3-128", "sha256"):
+        whole = [("m/a", SMALL), ("m/w", rows_of(0, 1, 2, 3)), ("v", Packed(7, 7))]
+        accept_pieces(
+            f"fragments-pair-{algorithm}",
+            [*pair(algorithm=algorithm)],
+            Draft(whole, algorithm=algorithm),
+            "boxes of two ranks, a replica, and a value that both have",
+            "M08-23 M08-24 M08-25 M08-26",
+        )
+    accept_pieces(
+        "fragments-sole",
+        [Piece(whole, 0, 1)],
+        Draft(whole),
+        "one rank alone: its fragment is an index too",
+        "M08-23 M08-24",
+    )
+    one, two, five = Packed(1, 1), Packed(2, 2), stream("five", 5)
+    accept_pieces(
+        "fragments-own-keys",
+        [
+            Piece([("m/x0", SMALL), ("m/y", one), ("z", rows_of(0))], 0, 3),
+            Piece([("m/x1", Tensor("uint8", 8, (5,), five)), ("z", rows_of(2, 3)), ("m2", two)], 1, 3),
+            Piece([("m/y", one), ("m/x2", Packed(3, 3)), ("z", rows_of(1))], 2, 3),
+        ],
+        Draft(
+            [
+                ("m/x0", SMALL),
+                ("m/y", one),
+                ("m/x1", Tensor("uint8", 8, (5,), five)),
+                ("m/x2", Packed(3, 3)),
+                ("z", rows_of(*range(4))),
+                ("m2", two),
+            ]
+        ),
+        "a dict has the keys of rank 0, then those that rank 1 adds, and so on",
+        "M08-24 M08-26",
+    )
+    same = stream("same", 24)
+    accept_pieces(
+        "fragments-written-twice",
+        [
+            Piece([("a", Tensor("uint8", 8, (24,), same))], 0, 2),
+            Piece([("a", Tensor("uint8", 8, (24,), same)), ("b", rows_of(*range(4)))], 1, 2),
+        ],
+        Draft([("a", Tensor("uint8", 8, (24,), same)), ("b", rows_of(*range(4)))]),
+        "a box that two ranks wrote is taken from the lower one",
+        "M08-24 M08-25",
+    )
+    tied, hollow = rows_of(*range(4)), unwritten(rows_of())
+    accept_pieces(
+        "fragments-ties",
+        [
+            Piece([("t/a", hollow), ("t/b", unwritten(rows_of()))], 0, 2),
+            Piece([("t/a", tied), ("t/b", tied)], 1, 2),
+        ],
+        Draft([("t/a", tied), ("t/b", tied)]),
+        "names that one rank ties are tied; a rank without their bytes cannot tell",
+        "M08-26",
+    )
+
+
+def fragments_rejected() -> None:
+    def bad(name: str, kind: str, why: str, *bends: Callable[[Draft], None]) -> None:
+        piece = pair()[1]
+        for bend in bends:
+            bend(piece)
+        reject(f"fragment-{name}", "fragment", piece.seal(), kind, why, "M08-23")
+
+    def set_entry(*path: str, to: Any) -> Callable[[Draft], None]:
+        def bend(draft: Draft) -> None:
+            table = draft.about["metadata"]["ckptfmt.fragment"]
+            for key in path[:-1]:
+                table = table[key]
+            if to is None:
+                del table[path[-1]]
+            else:
+                table[path[-1]] = to
+
+        return bend
+
+    wrong = "corrupt-fragment"
+    bad("none", wrong, "an index that is no fragment", lambda d: d.about["metadata"].clear())
+    bad("nil", wrong, "an entry that is nil",
+        lambda d: d.about["metadata"].update({"ckptfmt.fragment": None}))  # fmt: skip
+    bad("rank", wrong, "rank 2 of 2", set_entry("rank", to=2))
+    bad("rank-below", wrong, "rank -1", set_entry("rank", to=-1))
+    bad("no-rank", "corrupt-section-entry", "no rank", set_entry("rank", to=None))
+    bad("size-text", "corrupt-section-entry", "a size that is text", set_entry("size", to="2"))
+    bad("no-replicas", "corrupt-section-entry", "no table", set_entry("replicas", to=None))
+    bad("no-digest", "corrupt-section-entry", "replicas without digests",
+        set_entry("replicas", "digest", to=None))  # fmt: skip
+    bad("tensor", "corrupt-column-range", "a replica of tensor 2 of 2",
+        set_entry("replicas", "tensor", to=Column("I", [2])))  # fmt: skip
+    bad("origin", "corrupt-column-length", "an origin of one axis of two",
+        set_entry("replicas", "origin", to=Column("Q", [0])))  # fmt: skip
+    bad("outside", "corrupt-regions", "a replica beyond its tensor",
+        set_entry("replicas", "extent", to=Column("Q", [2, 4])))  # fmt: skip
+    bad("wraps", "corrupt-regions", "a replica that ends beyond 2^64",
+        set_entry("replicas", "origin", to=Column("Q", [1, (1 << 64) - 1])))  # fmt: skip
+    bad("digest", "corrupt-column-length", "a digest of 15 bytes",
+        set_entry("replicas", "digest", to=bytes(15)))  # fmt: skip
+    bad("region-outside", "corrupt-regions", "a region beyond its tensor",
+        at("tree.regions.origin[0]", 4))  # fmt: skip
+    good = pair()[1].seal()
+    flipped = flip(good, len(good) - 1)
+    reject("fragment-flip", "fragment", flipped, "corrupt-section-digest", "a flipped bit", "M08-23")
+    reject("fragment-cut", "fragment", good[:-1], "corrupt-truncated", "a byte less", "M08-23")
+
+
+def fragment_sets_rejected() -> None:
+    def bad(name: str, pieces: list[Any], kind: str, why: str, covers: str) -> None:
+        sealed = [piece.seal() for piece in pieces]
+        twin = {
+            "format": "fragments",
+            "kind": kind,
+            "why": why,
+            "covers": covers.split(),
+            "ticket": {**TICKET, "txn": TXN.hex(), "digest": "xxh3-128"},
+        }
+        emit("reject", f"fragments-{name}", pack(sealed), twin)
+
+    def with_second(leaves: list[tuple[str, Any]], **o: Any) -> list[Piece]:
+        return [pair()[0], Piece(leaves, 1, 2, **o)]
+
+    strange, first, second = "conflict-fragment", *pair()
+    bad("one-missing", [first], strange, "rank 0 of 2 alone", "M08-23")
+    bad("no-rank-0", [second], strange, "rank 1 of 2 alone", "M08-23")
+    bad("none", [], strange, "no fragment at all", "M08-23")
+    bad("one-twice", [first, second, second], strange, "rank 1 twice", "M08-23")
+    step = {"name": "step-0000000000000004", "step": 4}
+    for key, about in (("txn", {"txn": bytes(16)}), ("name", {"name": "main"}), ("step", step)):
+        other = pair(about=about)[1]
+        bad(f"other-{key}", [first, other], strange, f"another {key}", "M08-23")
+    bad("other-digest", [first, pair(algorithm="sha256")[1]], strange,
+        "another digest algorithm", "M08-23")  # fmt: skip
+
+    payload, none, seven = SMALL.regions[0][2], unwritten(SMALL), Packed(7, 7)
+    own = ("m/a", WHOLE, box_digest(payload))
+    tiling, replica = "mismatch-ranks-tiling", "mismatch-ranks-replica"
+    bad("hole", with_second([("m/a", none), ("m/w", rows_of(2)), ("v", seven)], replicas=[own]),
+        tiling, "nobody has row 3", "M08-24")  # fmt: skip
+    longer = Tensor("float32", 32, (4, 2), regions=[((1, 0), (3, 2), stream("three", 24))])
+    bad("overlap", with_second([("m/a", none), ("m/w", longer), ("v", seven)], replicas=[own]),
+        tiling, "row 1 in two boxes", "M08-24")  # fmt: skip
+    bad("replica", with_second([("m/a", none), ("m/w", rows_of(2, 3)), ("v", seven)],
+                               replicas=[("m/a", WHOLE, box_digest(bytes(24)))]),
+        replica, "a replica of other bytes", "M08-25")  # fmt: skip
+    other = Tensor("float32", 32, (2, 3), bytes(24))
+    bad("written-twice", with_second([("m/a", other), ("m/w", rows_of(2, 3)), ("v", seven)]),
+        replica, "a box that two ranks wrote, with other bytes", "M08-25")  # fmt: skip
+    row = ("m/w", ((3, 0), (1, 2)), box_digest(stream("row 3", 8)))
+    bad("unwritten", with_second([("m/a", none), ("m/w", rows_of(2)), ("v", seven)],
+                                 replicas=[own, row]),
+        "mismatch-ranks-box", "a replica of what nobody wrote", "M08-25")  # fmt: skip
+    bad("value", with_second([("m/a", none), ("m/w", rows_of(2, 3)), ("v", Packed(8, 8))],
+                             replicas=[own]),
+        "mismatch-ranks-value", "another value", "M08-26")  # fmt: skip
+    shape, wider = "mismatch-ranks-shape", rows_of(2, 3, shape=(4, 3))
+    bad("shape", with_second([("m/a", none), ("m/w", wider), ("v", seven)], replicas=[own]),
+        shape, "another shape", "M08-26")  # fmt: skip
+    ints = rows_of(2, 3, dtype="int32")
+    bad("dtype", with_second([("m/a", none), ("m/w", ints), ("v", seven)], replicas=[own]),
+        shape, "another dtype", "M08-26")  # fmt: skip
+    bad("kind", with_second([("m/a", none), ("m/w", rows_of(2, 3)), ("v", rows_of(*range(4)))],
+                            replicas=[own]),
+        "mismatch-ranks", "a value here, a tensor there", "M08-26")  # fmt: skip
+    bad("leaf-and-dict", with_second([("m/a/b", seven), ("m/w", rows_of(2, 3)), ("v", seven)]),
+        "mismatch-ranks", "a leaf here, a dict there", "M08-26")  # fmt: skip
+    tied, loose = rows_of(*range(4)), [rows_of(*range(4)), rows_of(*range(4))]
+    bad("tie", [Piece([("a", tied), ("b", tied)], 0, 2),
+                Piece([("a", loose[0]), ("b", loose[1])], 1, 2)],
+        "mismatch-ranks-tie", "tied here, two tensors with bytes there", "M08-26")  # fmt: skip
+    shorter = pair()
+    at("files.nbytes[0]", 8192)(shorter[1])
+    ids = first.files["id"]
+    shorter[1].files["id"] = ids
+    bad("file-size", [first, shorter[1]], "corrupt-fragment", "two sizes of one data file", "M08-23")
+
+
 def main() -> int:
     check = "--check" in sys.argv[1:]
     for make in (
@@ -1592,6 +1885,9 @@ def main() -> int:
         values_rejected,
         payloads_rejected,
         data_files_rejected,
+        fragments_accepted,
+        fragments_rejected,
+        fragment_sets_rejected,
     ):
         make()
     differs = []

@@ -12,16 +12,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
+from ckptfmt.engine import PartsTicket, SaveOptions, SaveRequest
+from ckptfmt.engine.merge import merge_fragments
+from ckptfmt.engine.parts import _of_all_ranks
 from ckptfmt.engine.tree import unflatten
-from ckptfmt.errors import CkptWarning, CorruptError, FormatError, UsageError
+from ckptfmt.errors import CheckpointError, CkptWarning, CorruptError, FormatError, UsageError
 from ckptfmt.format import (
     Dtype,
     Index,
     check_checkpoint_name,
     decode_chunk,
+    digest,
     dtype_of,
     escape_key,
     gaps,
@@ -32,6 +37,7 @@ from ckptfmt.format import (
     pack_value,
     parse_array,
     parse_footer,
+    parse_fragment,
     parse_head,
     parse_index,
     parse_index_key,
@@ -43,6 +49,10 @@ from ckptfmt.format import (
 
 VECTORS = Path(__file__).parents[2] / "spec" / "vectors"
 SECONDS, MEMORY = 1.0, 64 << 20
+READ_BY_ALL = (
+    "checkpoint-name", "data-file", "index", "name", "payload", "tree", "value"
+)  # fmt: skip
+"""Formats that a reader meets; fragments are a committer's."""
 
 
 def names(folder: str, *formats: str) -> list[str]:
@@ -106,7 +116,19 @@ def package_reads(data: bytes, twin: dict[str, Any]) -> Any:
             return [parse_key(part) for part in split_name(data.decode())]
         case "payload":
             return parse_array(data, Dtype(twin["dtype"], twin["bits"]), twin["shape"])
+        case "fragment":
+            return parse_fragment(data)
+        case "fragments":
+            return merge_fragments(_of_all_ranks(ticket_of(twin), msgpack.unpackb(data)))
     raise AssertionError(twin["format"])
+
+
+def ticket_of(twin: dict[str, Any]) -> PartsTicket:
+    """The save whose fragments are met."""
+    ticket = twin["ticket"]
+    options = SaveOptions(digest=ticket["digest"])
+    request = SaveRequest(ticket["name"], ticket["step"], {}, {}, "error", options)
+    return PartsTicket(request, ticket["txn"], ())
 
 
 def reference_reads(reference: ModuleType, data: bytes, twin: dict[str, Any]) -> Any:
@@ -145,12 +167,13 @@ def test_package_refuses_with_its_kind_in_bounded_time_and_memory(name: str) -> 
     tracemalloc.start()
     before = time.perf_counter()
     try:
-        with pytest.raises(FormatError) as caught:
+        with pytest.raises(CheckpointError) as caught:
             package_reads(data, twin)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert caught.value.kind == twin["kind"], caught.value
+    assert isinstance(caught.value, FormatError) or twin["format"] == "fragments"
     assert time.perf_counter() - before < SECONDS
     assert peak < MEMORY
 
@@ -163,7 +186,7 @@ def test_index_is_refused_with_its_kind_also_where_its_names_are_left_for_later(
     assert caught.value.kind == twin["kind"]
 
 
-@pytest.mark.parametrize("name", names("reject"))
+@pytest.mark.parametrize("name", names("reject", *READ_BY_ALL))
 def test_reference_reader_refuses_with_its_kind(name: str, reference: ModuleType) -> None:
     data, twin = vector("reject", name)
     with pytest.raises(reference.Refused) as caught:
@@ -370,6 +393,44 @@ def test_index_is_what_its_twin_says_and_packs_back(name: str, reference: Module
         index.about, index.files, index.placement, pack_tree(index.tree), index.header.commit_id
     )
     assert (packed == data) == twin["packs_back"]
+
+
+@pytest.mark.parametrize("name", names("accept", "fragments"))
+def test_fragments_make_the_tree_that_their_twin_says(name: str, reference: ModuleType) -> None:
+    data, twin = vector("accept", name)
+    documents = msgpack.unpackb(data)
+    for order in (1, -1):  # they come in any order
+        merged = package_reads(msgpack.packb(documents[::order]), twin)
+        tree, algorithm = merged.tree, twin["ticket"]["digest"]
+        assert digest(pack_tree(tree), algorithm).hex() == twin["tree_digest"]
+        assert merged.files.ids == twin["files"]
+        content = twin["content"]
+        rows = zip(tree.leaf_names, tree.leaf_kinds.tolist(), tree.leaf_rows.tolist())
+        assert [list(row) for row in rows] == content["leaves"]
+        boxes = [[list(part) for part in tree.box(n)] for n in range(len(tree.region_tensors))]
+        found = [
+            {"tensor": tensor, "origin": origin, "extent": extent}
+            for tensor, (origin, extent) in zip(tree.region_tensors.tolist(), boxes)
+        ]
+        assert found == content["regions"]
+    for document, is_index in zip(documents, twin["indexes"], strict=True):
+        for parse in (reference.parse_index, parse_index):  # one that tiles is an index to a reader
+            if is_index:
+                parse(document)
+                continue
+            with pytest.raises((reference.Refused, FormatError)) as caught:
+                parse(document)
+            assert caught.value.kind == "corrupt-regions"
+
+
+@pytest.mark.parametrize("name", names("accept", "fragments"))
+def test_a_fragment_with_any_flipped_byte_is_refused(name: str) -> None:
+    document = msgpack.unpackb(vector("accept", name)[0])[-1]
+    for position in range(0, len(document), 7):
+        damaged = bytearray(document)
+        damaged[position] ^= 0x10
+        with pytest.raises(FormatError):
+            parse_fragment(bytes(damaged))
 
 
 @pytest.mark.parametrize("name", names("accept", "data-file"))
