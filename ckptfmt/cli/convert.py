@@ -22,6 +22,7 @@ from ckptfmt.cli.table import Column, Table
 from ckptfmt.cli.text import escape, format_count, format_nbytes, format_shape
 
 if TYPE_CHECKING:
+    from ckptfmt.engine import Checkpoint
     from ckptfmt.foreign import ForeignTree
     from ckptfmt.reports import ConvertReport
 
@@ -146,7 +147,8 @@ def _export(args: argparse.Namespace, out: Output) -> int:
         source, at = parse_store(args.src, args.storage_options, read_only=True)
     rules = rules_of(args)
     if rules:
-        source, at = open_foreign(args.src, source_format=args.source_format, rules=rules), None
+        given = _source(args)
+        source, at = open_foreign(given, source_format=args.source_format, rules=rules), None
     more = {"shard_nbytes": args.shard_nbytes} if args.shard_nbytes is not None else {}
     with out.progress("export") as progress:
         report = export(
@@ -198,7 +200,7 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
     store, at = store_for_writing(args.dst, args.storage_options, step=args.step, name=args.name)
     with out.progress("convert") as progress:
         report = convert(
-            args.src,
+            _source(args),
             store,
             source_format=args.source_format,
             **at,
@@ -227,11 +229,22 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
     return _notes(report, out)
 
 
+def _source(args: argparse.Namespace) -> str | Checkpoint:
+    """The path, or the checkpoint of a store, opened with the options of its storage."""
+    from ckptfmt.cli.where import parse_store
+    from ckptfmt.foreign import is_store
+
+    if args.source_format is not None or not is_store(args.src):
+        return str(args.src)
+    store, at = parse_store(args.src, args.storage_options, read_only=True)
+    return store.open(at)
+
+
 def _plan(args: argparse.Namespace, out: Output) -> int:
     from ckptfmt.foreign import convert
 
     report = convert(
-        args.src,
+        _source(args),
         args.dst or "",
         source_format=args.source_format,
         unknown=args.unknown,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from ckptfmt.foreign.rules import Leaf, Leaves, Pattern, Rename, Rule, Table
 from ckptfmt.types import StrPath
 
 if TYPE_CHECKING:
-    from ckptfmt.engine import LiveModel
+    from ckptfmt.engine import Checkpoint, LiveModel, Store
 
 _SEED = re.compile(r"(^|/)seed_generator/state$")
 _DEFAULTS = {"torch": ("Keras", 1e-3), "keras": ("PyTorch", 1e-5)}
@@ -29,7 +28,7 @@ _DEFAULTS = {"torch": ("Keras", 1e-3), "keras": ("PyTorch", 1e-5)}
 
 
 def translate(
-    source: StrPath, like: object, *, rename: Mapping[str, str] = {}
+    source: StrPath | Store | Checkpoint, like: object, *, rename: Mapping[str, str] = {}
 ) -> ForeignCheckpoint:
     """What Keras wrote as PyTorch modules want it, or the other way: names and layouts.
 
@@ -69,7 +68,7 @@ def translate(
     mapped = map_tree(given.tree, given.flat, rules)
     for model in models:
         _warn_of_constants(model)
-    return ForeignCheckpoint(os.fspath(source), mapped.tree, given.info)
+    return ForeignCheckpoint(given.path, mapped.tree, given.info)
 
 
 class _Seeds(Rule):

@@ -20,14 +20,14 @@ from ckptfmt.reports import ConvertReport
 from ckptfmt.types import CheckpointInfo, DigestName, IfExists, Rules, StrPath, Unknown
 
 if TYPE_CHECKING:
-    from ckptfmt.engine import FlatTree, Store
+    from ckptfmt.engine import Checkpoint, FlatTree, Store
     from ckptfmt.format import Dtype, Index
 
 _LISTED_MAX = 10
 
 
 def convert(
-    src: StrPath,
+    src: StrPath | Store | Checkpoint,
     dst: StrPath | Store,
     *,
     source_format: str | None = None,
@@ -75,12 +75,14 @@ def convert(
     parsed = parse_rules(rules)
     source = read_source(src, source_format=source_format)
     mapped = map_tree(source.tree, source.flat, parsed)
-    _check_complete(src, mapped.tree, unknown=unknown, allow_partial=allow_partial or dry_run)
+    _check_complete(
+        source.path, mapped.tree, unknown=unknown, allow_partial=allow_partial or dry_run
+    )
     if dry_run:
         return _report(None, mapped)
     if source.info is not None and step is None and name is None:
         step, name = source.info.step, None if source.info.step is not None else source.info.name
-    lazy = _source(src, mapped.tree)
+    lazy = _source(source.path, mapped.tree)
     info = api.save(
         lazy.tree(),
         dst,

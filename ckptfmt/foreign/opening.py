@@ -24,46 +24,59 @@ from ckptfmt.types import CheckpointInfo, Mode, Rules, Select, StrPath
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckptfmt.engine import FlatTree, TreeSource
+    from ckptfmt.engine import Checkpoint, FlatTree, Store, TreeSource
 
 
 def open_foreign(
-    path: StrPath, *, source_format: str | None = None, rules: Rules = ()
+    path: StrPath | Store | Checkpoint, *, source_format: str | None = None, rules: Rules = ()
 ) -> ForeignCheckpoint:
     """Open a file or folder of another format, or a TensorFlow prefix. Its values are not read yet.
 
     Args:
         source_format: Its format, where it shall not be found out from the content.
         rules: Other names and layouts, as in `convert`; with rules the path may be a store's too.
+            A `Store` or a `Checkpoint` may stand in its place.
     Raises:
         NotFoundError: There is no such file; or shards of a folder are missing: all are named.
         UnsupportedError: No importer recognises it.
         CorruptError: It is damaged or hostile.
         UsageError: A rule is not understood, touches nothing or does not fit.
     """
-    if not rules:
+    if not rules and isinstance(path, str | os.PathLike):
         return ForeignCheckpoint(os.fspath(path), read_foreign(path, source_format=source_format))
     source = read_source(path, source_format=source_format)
     mapped = map_tree(source.tree, source.flat, parse_rules(rules))
-    return ForeignCheckpoint(os.fspath(path), mapped.tree, source.info)
+    return ForeignCheckpoint(source.path, mapped.tree, source.info)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTree:
-    """What a conversion starts from: a tree, the same as columns, and, of a store, the checkpoint."""
+    """What a conversion starts from: a tree, the same as columns, what it is called, and, of a
+    store, the checkpoint."""
 
     tree: ForeignTree
     flat: FlatTree
+    path: str
     info: CheckpointInfo | None = None
 
 
-def read_source(path: StrPath, *, source_format: str | None = None) -> SourceTree:
+def read_source(
+    path: StrPath | Store | Checkpoint, *, source_format: str | None = None
+) -> SourceTree:
     """The tree of a foreign file, or of a checkpoint of a store, its values unread."""
     if source_format == FORMAT or (source_format is None and is_store(path)):
         checkpoint = open_stored(path)
-        return SourceTree(*read_stored(checkpoint), checkpoint.info)
-    tree = read_foreign(path, source_format=source_format)
-    return SourceTree(tree, ForeignCheckpoint(os.fspath(path), tree).flat)
+        return SourceTree(
+            *read_stored(checkpoint),
+            f"{checkpoint.info.url}@{checkpoint.info.name}",
+            checkpoint.info,
+        )
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(
+            "a store has no foreign format", reason="source-format", found=repr(source_format)
+        )
+    tree, name = read_foreign(path, source_format=source_format), os.fspath(path)
+    return SourceTree(tree, ForeignCheckpoint(name, tree).flat, name)
 
 
 class ForeignStored:

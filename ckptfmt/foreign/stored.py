@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.lazy import has_fixed_width
 from ckptfmt.foreign.mapped import KEEP
+from ckptfmt.foreign.stored_boxes import Maps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,19 +20,23 @@ if TYPE_CHECKING:
 FORMAT = "ckptfmt"
 
 
-def is_store(path: StrPath) -> bool:
-    """Whether `STORE[@WHICH]` is a URL, or a store of this machine."""
-    from ckptfmt.engine import parse_where
+def is_store(path: StrPath | Store | Checkpoint) -> bool:
+    """Whether `STORE[@WHICH]` is a URL, or a store of this machine; or what is open already."""
+    from ckptfmt.engine import Checkpoint, Store, parse_where
 
+    if isinstance(path, Store | Checkpoint):
+        return True
     if "://" in os.fspath(path):
         return True
     return os.path.isdir(os.path.join(parse_where(path)[0].url, "checkpoints"))
 
 
-def open_stored(path: StrPath | Store) -> Checkpoint:
+def open_stored(path: StrPath | Store | Checkpoint) -> Checkpoint:
     """The checkpoint that a path names."""
-    from ckptfmt.engine import parse_where
+    from ckptfmt.engine import Checkpoint, parse_where
 
+    if isinstance(path, Checkpoint):
+        return path
     store, at = parse_where(path)
     return store.open(at)
 
@@ -63,10 +68,11 @@ def read_stored(checkpoint: Checkpoint) -> tuple[ForeignTree, FlatTree]:
         for position, data in zip(found.rows.tolist(), found.values):
             attributes.setdefault(position, {})[key] = parse_value(data, KEEP, where=key)
     tensors: dict[str, ForeignTensor] = {}
+    maps = Maps()
     for position, (name, kind, row) in enumerate(zip(flat.names, flat.kinds, flat.rows)):
         if kind == LEAF_TENSOR:
             stored = StoredTensor(checkpoint, name, row)
-            tensors[name] = _tensor(checkpoint, stored, attributes.get(position, {}))
+            tensors[name] = _tensor(checkpoint, stored, attributes.get(position, {}), maps)
     for row in range(len(section.tensor_dtypes)):
         fetch = partial(_fetch_row, checkpoint, row)
         flat.tensors.append(TensorSource(section.dtype(row).name, section.shape(row), fetch))
@@ -75,7 +81,7 @@ def read_stored(checkpoint: Checkpoint) -> tuple[ForeignTree, FlatTree]:
 
 
 def _tensor(
-    checkpoint: Checkpoint, stored: StoredTensor, attributes: dict[str, object]
+    checkpoint: Checkpoint, stored: StoredTensor, attributes: dict[str, object], maps: Maps
 ) -> ForeignTensor:
     info = checkpoint.info
     return ForeignTensor(
@@ -88,7 +94,7 @@ def _tensor(
         fetch=stored.read,
         identity=("row", stored.row),
         attributes=attributes,
-        box=partial(_read_box, stored) if has_fixed_width(stored.dtype_name) else None,
+        box=partial(maps.read, stored) if has_fixed_width(stored.dtype_name) else None,
     )
 
 
@@ -97,7 +103,3 @@ def _fetch_row(checkpoint: Checkpoint, row: int) -> NDArray[Any]:
 
     source = source_of(checkpoint)
     return source.tensors([row], mode="read", verify=True, progress=False)[row]
-
-
-def _read_box(stored: StoredTensor, sides: tuple[slice, ...]) -> NDArray[Any]:
-    return stored.read((*sides, ...))

@@ -101,3 +101,14 @@ def test_rules_that_make_no_sense_are_usage_errors(
     assert done.code == 2
     assert said in done.err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_store_or_checkpoint_that_is_open_is_a_source(source: Path, tmp_path: Path) -> None:
+    rules = [{"rename": "^model/", "to": "m/"}]
+    sources: list[Any] = [ckptfmt.Store(source), ckptfmt.open(source)]
+    for number, given in enumerate(sources):
+        ckptfmt.convert(given, tmp_path / str(number), rules=rules, durable=False)
+        assert "m/fc.bias" in ckptfmt.open(tmp_path / str(number))
+        assert "m/fc.bias" in ckptfmt.open_foreign(given, rules=rules)
+    with pytest.raises(ckptfmt.UsageError, match="no foreign format"):
+        ckptfmt.convert(ckptfmt.Store(source), tmp_path / "x", source_format="pytorch")
