@@ -68,7 +68,7 @@ def read_stored(checkpoint: Checkpoint) -> tuple[ForeignTree, FlatTree]:
         for position, data in zip(found.rows.tolist(), found.values):
             attributes.setdefault(position, {})[key] = parse_value(data, KEEP, where=key)
     tensors: dict[str, ForeignTensor] = {}
-    maps = Maps()
+    maps = Maps(checkpoint)
     for position, (name, kind, row) in enumerate(zip(flat.names, flat.kinds, flat.rows)):
         if kind == LEAF_TENSOR:
             stored = StoredTensor(checkpoint, name, row)
@@ -83,7 +83,8 @@ def read_stored(checkpoint: Checkpoint) -> tuple[ForeignTree, FlatTree]:
 def _tensor(
     checkpoint: Checkpoint, stored: StoredTensor, attributes: dict[str, object], maps: Maps
 ) -> ForeignTensor:
-    info = checkpoint.info
+    info, mapped = checkpoint.info, maps.is_mapped(stored)
+    by_boxes = not mapped and has_fixed_width(stored.dtype_name)
     return ForeignTensor(
         name=stored.name,
         foreign_name=stored.name,
@@ -91,10 +92,10 @@ def _tensor(
         shape=stored.shape,
         nbytes=stored.nbytes,
         where=f"{info.url}@{info.name}: {stored.name}",
-        fetch=stored.read,
+        fetch=partial(maps.whole, stored) if mapped else stored.read,
         identity=("row", stored.row),
         attributes=attributes,
-        box=partial(maps.read, stored) if has_fixed_width(stored.dtype_name) else None,
+        box=partial(maps.read, stored) if by_boxes else None,
     )
 
 
