@@ -450,8 +450,8 @@ def test_other_files_are_left_to_others(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.pt", "w") as archive:
         archive.writestr("x/y", b"")
     np.savez(tmp_path / "x.npz", a=np.ones(1))
-    for name in ("pickle.pt", "other.pt", "x.npz"):
-        assert detect_format(str(tmp_path / name)) is None
+    for name, taken in (("pickle.pt", None), ("other.pt", None), ("x.npz", "numpy")):
+        assert detect_format(str(tmp_path / name)) == taken
 
 
 def test_it_is_read_without_torch(tmp_path: Path) -> None:
