@@ -58,6 +58,15 @@ class FlaxImporter(Importer):
         return tree_of(reader.carry(reader.root, ""), FORMAT, skipped=reader.skipped)
 
 
+def read_msgpack(path: str, where: str) -> Any:
+    """The tree of a file, of which everything is carried."""
+    reader = _Reader(path, where)
+    made = reader.carry(reader.root, "")
+    for name, reason in reader.skipped.items():
+        raise corrupt(FORMAT, reason, "extension", f"{where}, {name[:200]}")
+    return made
+
+
 class _Reader:
     """Reads one file.
 

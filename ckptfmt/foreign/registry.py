@@ -43,6 +43,7 @@ IMPORTERS: dict[str, ImporterRow] = {
     "keras": ImporterRow(
         "ckptfmt.foreign.keras:KerasImporter", "", (".keras", ".weights.h5", ".h5", ".hdf5")
     ),
+    "orbax": ImporterRow("ckptfmt.foreign.orbax:OrbaxImporter", "", ()),
     "gguf": ImporterRow("ckptfmt.foreign.gguf:GgufImporter", "", (".gguf",)),
     "flax": ImporterRow("ckptfmt.foreign.flax:FlaxImporter", "", (".msgpack",)),
 }
