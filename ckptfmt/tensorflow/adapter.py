@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError, warn
-from ckptfmt.format import join_name
+from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow import composites
 from ckptfmt.tensorflow.building import BUILD, build_configs
 from ckptfmt.tensorflow.distributed import is_sync_on_read
@@ -167,7 +167,14 @@ def _capture_held(one: Found, where: str, peers: Peers) -> Captured:
         return _capture_optimizer(one.variable, join_name(where, one.name), peers)
     own = own_state(one.variable)
     assert own is not None  # which is how it became a holder
-    return own.capture(one.variable, join_name(where, one.name))
+    held = own.capture(one.variable, join_name(where, one.name))
+    if not one.aliases or not isinstance(held.tree, dict):
+        return held
+    parts = [escape_key(key) for key in held.tree]
+    named = {part: {ALIASES: [join_name(alias, part) for alias in one.aliases]} for part in parts}
+    return Captured(
+        held.tree, {part: {**held.attributes.get(part, {}), **named[part]} for part in parts}
+    )
 
 
 def _capture_optimizer(optimizer: Any, name: str, peers: Peers) -> Captured:

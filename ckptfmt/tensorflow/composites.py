@@ -16,6 +16,7 @@ from ckptfmt.engine import ORDER_TENSOR, Captured, Comparison, Staged
 from ckptfmt.errors import CorruptError, warn
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow.tensors import source_of, tensor_of
+from ckptfmt.tensorflow.whole import takes_part
 
 COMPOSITE = "tf.tensor"
 _CLASSES: Mapping[str, type] = {
@@ -140,10 +141,7 @@ class CompositeTarget:
             )
             return
         names = {part: join_name(self.name, part) for part in self._parts}
-        wanted = [at for at in names.values() if comparison.wanted(at)]
-        if 0 < len(wanted) < len(names):
-            found = ", ".join(wanted)
-            comparison.mismatch(self.name, "all of its parts in names=", found)
+        if not takes_part(comparison, self.name, list(names.values())):
             return
         for part, item in self._parts.items():
             at = names[part]

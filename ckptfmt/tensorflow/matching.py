@@ -90,6 +90,18 @@ def _texts(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
 
 
+def home_by_alias(names: Sequence[str], stored: Mapping[str, StoredLeaf], where: str) -> str:
+    """Where an object's leaves are stored that had one of these names too; "" if nowhere."""
+    for leaf in stored.values():
+        for alias in _texts(leaf.attributes.get(ALIASES)):
+            full = absolute(where, alias)
+            for name in names:
+                part = full[len(name) :]
+                if full.startswith(f"{name}/") and leaf.name.endswith(part):
+                    return leaf.name[: -len(part)]
+    return ""
+
+
 def unique_full_names(stored: Mapping[str, StoredLeaf]) -> dict[str, str]:
     """Full name -> stored name, where only one stored leaf has it."""
     names = {

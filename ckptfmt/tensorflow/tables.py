@@ -17,6 +17,7 @@ from ckptfmt.engine import ORDER_TENSOR, Captured, Comparison, Staged
 from ckptfmt.errors import MismatchError
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow.tensors import dtype_name, host_array, make_tensor
+from ckptfmt.tensorflow.whole import identity, part_source, takes_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,11 +34,9 @@ class _Tables:
     def capture(self, obj: Any, name: str) -> Captured:
         keys, values = _entries(obj)
         order = _order(keys)
+        parts = {"keys": keys[order], "values": values[order]}
         return Captured(
-            {
-                "keys": np.ascontiguousarray(keys[order]),
-                "values": np.ascontiguousarray(values[order]),
-            }
+            {key: part_source(np.ascontiguousarray(part), obj, key) for key, part in parts.items()}
         )
 
     def target(self, obj: Any, name: str) -> TableTarget:
@@ -84,13 +83,15 @@ class TableTarget:
 
     def __init__(self, table: Any, name: str) -> None:
         self.name = name
-        self.identities: dict[str, Hashable] = {}
+        self.identities: dict[str, Hashable | None] = {}
         self._table = table
         self._keys, self._values = join_name(name, "keys"), join_name(name, "values")
         self._old: Entries | None = None
 
     def compare(self, comparison: Comparison) -> None:
         table = self._table
+        if not takes_part(comparison, self.name, [self._keys, self._values]):
+            return
         keys = comparison.stored(self.name).get(self._keys)
         count = keys.shape[0] if keys is not None and keys.shape else 0
         dtype = dtype_name(table.key_dtype, self._keys)
@@ -98,8 +99,8 @@ class TableTarget:
         dtype = dtype_name(table.value_dtype, self._values)
         comparison.tensor(self._values, dtype, (count, *tf.TensorShape(table._value_shape)))
         self.identities = {
-            part: ("tensorflow.table", id(table), part[len(self.name) :])
-            for part in (self._keys, self._values)
+            self._keys: identity(table, "keys"),
+            self._values: identity(table, "values"),
         }
 
     def bind(self, staged: Staged) -> None:

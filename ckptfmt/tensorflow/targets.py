@@ -19,7 +19,14 @@ from ckptfmt.tensorflow.building import note_recorded
 from ckptfmt.tensorflow.deferred import is_collecting, note_counter, note_target
 from ckptfmt.tensorflow.distributed import is_sync_on_read
 from ckptfmt.tensorflow.keras_optimizer import Peers
-from ckptfmt.tensorflow.matching import absolute, ask, claim_aliases, match, report_swaps
+from ckptfmt.tensorflow.matching import (
+    absolute,
+    ask,
+    claim_aliases,
+    home_by_alias,
+    match,
+    report_swaps,
+)
 from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.optimizer_target import OptimizerTarget
 from ckptfmt.tensorflow.own_state import own_state
@@ -185,7 +192,8 @@ def holder_target(one: Found, comparison: Comparison, where: str, peers: Peers) 
     """The target of an optimizer, or of an object with a state of its own, under the name where
     something is stored."""
     names = [absolute(where, name) for name in (one.name, *one.aliases)]
-    name = next((name for name in names if comparison.stored(name)), names[0])
+    name = next((n for n in names if comparison.stored(n)), "")
+    name = name or home_by_alias(names, comparison.stored(where), where) or names[0]
     if is_optimizer(one.variable):
         return OptimizerTarget(one.variable, name, peers)
     own = own_state(one.variable)

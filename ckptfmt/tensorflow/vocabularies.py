@@ -17,6 +17,7 @@ from ckptfmt.engine import ORDER_USER_CODE, Captured, Comparison, Staged
 from ckptfmt.errors import MismatchError, UsageError
 from ckptfmt.format import join_name
 from ckptfmt.tensorflow.tensors import host_array
+from ckptfmt.tensorflow.whole import identity, part_source
 
 _LOOKUPS = (keras.layers.StringLookup, keras.layers.IntegerLookup)
 
@@ -47,9 +48,10 @@ class _Vocabularies:
                 do="call finalize_state() first",
             )
         tokens = _tokens(layer)
-        tree: dict[str, object] = {"vocabulary": tokens}
+        tree: dict[str, object] = {"vocabulary": part_source(tokens, layer, "vocabulary")}
         if layer.output_mode == "tf_idf" and len(tokens):
-            tree["idf_weights"] = host_array(layer.idf_weights_const)
+            weights = host_array(layer.idf_weights_const)
+            tree["idf_weights"] = part_source(weights, layer, "idf_weights")
         return Captured(tree)
 
     def target(self, obj: Any, name: str) -> VocabularyTarget:
@@ -80,7 +82,7 @@ class VocabularyTarget:
 
     def __init__(self, layer: Any, name: str) -> None:
         self.name = name
-        self.identities: dict[str, Hashable] = {}
+        self.identities: dict[str, Hashable | None] = {}
         self._layer = _lookup_of(layer)
         self._vocabulary = join_name(name, "vocabulary")
         self._weights = join_name(name, "idf_weights")
@@ -92,7 +94,7 @@ class VocabularyTarget:
         leaf = stored.get(self._vocabulary)
         count = leaf.shape[0] if leaf is not None and len(leaf.shape) == 1 else 0
         dtype = "bytes" if is_text else layer.vocabulary_dtype
-        self.identities = {self._vocabulary: ("keras.vocabulary", id(layer))}
+        self.identities = {self._vocabulary: identity(layer, "vocabulary")}
         if not comparison.tensor(self._vocabulary, dtype, (count,)):
             return
         if layer.output_mode == "tf_idf" and count:

@@ -181,3 +181,41 @@ def test_entries_that_a_table_does_not_take_leave_it_as_it_was(tmp_path: Path) -
     with pytest.raises(ckptfmt.MismatchError, match="a table did not take the stored entries: t"):
         ckf.restore({"t": target}, tmp_path)
     assert content(target) == {7: [5.0, 6.0]}
+
+
+def test_a_table_under_two_names_is_stored_once(tmp_path: Path) -> None:
+    table = words(("a", 2))
+    ckf.save({"x": table, "y": table}, tmp_path)
+    with ckptfmt.open(tmp_path) as checkpoint:
+        assert checkpoint.ties() == [["x/keys", "y/keys"], ["x/values", "y/values"]]
+    target = words()
+    ckf.restore({"x": target, "y": target}, tmp_path).assert_consumed()
+    assert content(target) == {b"a": 2}
+
+
+def test_one_table_with_two_stored_contents_is_refused(tmp_path: Path) -> None:
+    ckf.save({"x": words(("a", 2)), "y": words(("b", 3))}, tmp_path)
+    target = words(("old", 1))
+    with pytest.raises(ckptfmt.MismatchError, match="found two stored values"):
+        ckf.restore({"x": target, "y": target}, tmp_path)
+    assert content(target) == {b"old": 1}
+
+
+@pytest.mark.parametrize("saved_by", ["shortest", "other"])
+def test_a_table_is_found_by_any_path_that_it_had(tmp_path: Path, saved_by: str) -> None:
+    both, one = tf.Module(), tf.Module()
+    both.table = words(("a", 2))
+    both.below = {"x": [both.table]}
+    one.below = {"x": [words(("a", 2))]}
+    first, second = (both, one) if saved_by == "shortest" else (one, both)
+    ckf.save({"m": first}, tmp_path)
+    table = second.below["x"][0]
+    table.insert(["z"], tf.constant([9], tf.int64))
+    ckf.restore({"m": second}, tmp_path).assert_consumed()
+    assert content(table) == {b"a": 2}
+
+
+def test_a_part_of_a_table_is_no_selection(tmp_path: Path) -> None:
+    ckf.save({"t": words(("a", 2))}, tmp_path)
+    with pytest.raises(ckptfmt.MismatchError, match="t: expected all of its parts in names="):
+        ckf.restore({"t": words()}, tmp_path, names="t/keys")
