@@ -1,6 +1,6 @@
 """Checkpoints of other people, as they are published: bit for bit what torch reads.
 
-`tests/compat/import/pytorch/fetch.py FOLDER` gets them; CKPTFMT_REAL_FILES names the folder.
+`python tests/compat/import/fetch.py FOLDER` gets them; CKPTFMT_REAL_FILES names the folder.
 """
 
 from __future__ import annotations

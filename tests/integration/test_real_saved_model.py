@@ -1,6 +1,6 @@
 """A SavedModel that others published, read as TensorFlow reads it.
 
-`python tests/compat/import/tensorbundle/fetch.py FOLDER` gets it; CKPTFMT_REAL_FILES names the folder.
+`python tests/compat/import/fetch.py FOLDER` gets it; CKPTFMT_REAL_FILES names the folder.
 """
 
 from __future__ import annotations
