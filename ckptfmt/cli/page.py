@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from ckptfmt.cli.story import ASIDE, DELETED, TAGGED, THERE, Commit, Story
+from ckptfmt.cli.story import ASIDE, DELETED, TAGGED, THERE, Commit, Story, short_step
 from ckptfmt.cli.text import format_nbytes
 
 ROWS_MAX = 300
@@ -66,7 +65,7 @@ def _data(story: Story, names: Sequence[str]) -> str:
     commits = [
         {
             **{key: getattr(c, key) for key in ("name", "step", "fate", "nbytes")},
-            "reason": _short(c.reason),
+            "reason": short_step(c.reason),
             **{key: _number(getattr(c, key)) for key in ("time_s", "written_nbytes")},
             **{key: _number(getattr(c, key)) for key in ("stall_s", "stage_s", "durable_s")},
             "metrics": {name: _number(c.metrics.get(name)) for name in names},
@@ -193,14 +192,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}'
 
 
-def _short(text: str) -> str:
-    """With steps as people write them: step-0000000000001000 is step 1000."""
-    return re.sub(r"\bstep-0*(\d+)\b", r"step \1", text)
-
-
 def _kind(row: Mapping[str, Any]) -> str:
     if row["kind"] == "restore.done":
-        return f"resumed from {_short(str(row.get('checkpoint', '')))}"
+        return f"resumed from {short_step(str(row.get('checkpoint', '')))}"
     return f"alarm: {row.get('data', {}).get('alarm')}" if row["kind"] == "alarm" else row["kind"]
 
 
@@ -208,7 +202,7 @@ def _why(row: Mapping[str, Any]) -> str:
     """The reason that an event gives, and its error where that says more."""
     reason = str(row.get("data", {}).get("reason", ""))
     error = str(row.get("error", {}).get("message", ""))
-    return _short("; ".join(filter(None, (reason, "" if error in reason else error))))
+    return short_step("; ".join(filter(None, (reason, "" if error in reason else error))))
 
 
 def _told(story: Story) -> str:
@@ -217,7 +211,7 @@ def _told(story: Story) -> str:
         if row["kind"] == "restore.done":
             continue
         where = row.get("step") if row.get("step") is not None else row.get("checkpoint", "")
-        where = _short(str(where)).removeprefix("step ")
+        where = short_step(str(where)).removeprefix("step ")
         rows.append((_clock(row["time_s"]), _kind(row), where, _why(row)))
     return _section("Alarms and trouble", _table(("UTC", "what", "step", "why"), rows))
 
@@ -232,7 +226,7 @@ def _decisions(commits: Sequence[Commit]) -> str:
             _seconds(c.stall_s),
             _seconds(c.durable_s),
             c.fate,
-            _short(c.reason),
+            short_step(c.reason),
         )
         for c in reversed(commits)
     ]

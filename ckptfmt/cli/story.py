@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class Story:
         commits: Oldest first.
         told: Events that a person should read, and restores, oldest first.
         groups: (label, bytes) of the newest checkpoint's tensors.
+        saving: The save in flight, by the event file: its name, and when it began.
     """
 
     url: str
@@ -58,6 +60,12 @@ class Story:
     commits: Sequence[Commit]
     told: Sequence[Mapping[str, Any]]
     groups: Sequence[tuple[str, int]]
+    saving: tuple[str, float] | None = None
+
+
+def short_step(text: str) -> str:
+    """With steps as people write them: step-0000000000001000 is step 1000."""
+    return re.sub(r"\bstep-0*(\d+)\b", r"step \1", text)
 
 
 def event_file(store: Store, asked: str | None) -> str | None:
@@ -95,7 +103,18 @@ def read_story(store: Store, events: str | None, *, groups: bool = True) -> Stor
         sorted(commits.values(), key=lambda commit: commit.time_s),
         [row for row in rows if row["kind"] in TELLING or row["kind"] == "restore.done"],
         _groups(store, latest.name) if latest is not None and groups else [],
+        _saving(rows),
     )
+
+
+def _saving(rows: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
+    """The last save that began, if nothing says that it is over, nor that another run began."""
+    for row in reversed(rows):
+        if row["kind"] == "save.start":
+            return str(row.get("checkpoint")), row["time_s"]
+        if row["kind"] in ("save.commit", "save.error", "save.skipped", "restore.start"):
+            return None
+    return None
 
 
 def _commits_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Commit]:

@@ -96,6 +96,15 @@ def format_shape(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
+def format_age(seconds: float) -> str:
+    """42 s, 12 min, 3.4 h, 12.3 d; nothing is in the future."""
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
 def parse_duration(text: str) -> float:
     """Seconds of `600`, `90s`, `10m`, `1.5h` or `1d`."""
     unit = _DURATION_UNITS.get(text[-1:].lower())

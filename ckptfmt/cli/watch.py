@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfmt.cli.exit_codes import OK
 from ckptfmt.cli.output import Output
+from ckptfmt.cli.story import TAGGED, THERE, short_step
 from ckptfmt.cli.table import Column, Table
-from ckptfmt.cli.text import escape, format_nbytes
+from ckptfmt.cli.text import escape, format_age, format_count, format_nbytes
 
 if TYPE_CHECKING:
     from ckptfmt.cli.story import Story
@@ -85,7 +86,7 @@ def _frame(story: Story, out: Output, now_s: float) -> None:
     for commit in story.commits[-SHOWN:]:
         table.add(
             commit.label,
-            f"{max(0.0, now_s - commit.time_s):.0f} s",
+            format_age(now_s - commit.time_s),
             format_nbytes(commit.nbytes),
             "" if commit.written_nbytes is None else format_nbytes(commit.written_nbytes),
             "" if commit.stall_s is None else f"{commit.stall_s:.3g} s",
@@ -93,20 +94,39 @@ def _frame(story: Story, out: Output, now_s: float) -> None:
             commit.fate,
             ", ".join(f"{key}={value:.4g}" for key, value in commit.metrics.items()),
         )
-    trouble = [escape(_sentence(row)) for row in story.told if row["kind"] != "restore.done"]
+    trouble = [
+        f"{_clock(row['time_s'])} {escape(_sentence(row))}"
+        for row in story.told
+        if row["kind"] != "restore.done"
+    ]
     document = {
         "command": "watch",
         "url": story.url,
         "latest": story.latest,
+        "saving": story.saving[0] if story.saving is not None else None,
         "checkpoints": [
             {"name": c.name, "step": c.step, "time_s": c.time_s, "fate": c.fate, "nbytes": c.nbytes}
             for c in story.commits
         ],
         "trouble": trouble[-SHOWN:],
     }
-    out.result(document, *([table] if story.commits else []), *trouble[-SHOWN:])
+    out.result(
+        document, _heading(story, now_s), *([table] if story.commits else []), *trouble[-SHOWN:]
+    )
     if not story.commits:
         out.note(f"no checkpoint in {story.url}")
+
+
+def _heading(story: Story, now_s: float) -> str:
+    """Where, how many, and what is going on: what one looks for first."""
+    left = sum(commit.fate in (THERE, TAGGED) for commit in story.commits)
+    parts = [escape(story.url), f"{left} of {format_count(len(story.commits), 'checkpoint')} kept"]
+    if story.commits:
+        parts.append(f"the last {format_age(now_s - story.commits[-1].time_s)} ago")
+    if story.saving is not None:
+        name, since_s = story.saving
+        parts.append(f"saving {short_step(name)} for {format_age(now_s - since_s)}")
+    return " · ".join(parts)
 
 
 def _lines(story: Story) -> list[str]:
@@ -124,5 +144,7 @@ def _clock(time_s: float) -> str:
 
 def _sentence(row: Mapping[str, Any]) -> str:
     data, error = row.get("data", {}), row.get("error", {})
-    parts = [row["kind"], row.get("checkpoint"), data.get("reason"), error.get("message")]
-    return " ".join(str(part) for part in parts if part)
+    reason, message = str(data.get("reason", "")), str(error.get("message", ""))
+    said = "; ".join(filter(None, (reason, "" if message in reason else message)))
+    what = short_step(" ".join(filter(None, (row["kind"], row.get("checkpoint")))))
+    return short_step(f"{what}: {said}") if said else what

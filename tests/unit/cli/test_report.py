@@ -184,11 +184,19 @@ def test_the_page_of_an_empty_store_says_so(tmp_path: Path, run: Run) -> None:
 def test_watch_once_shows_checkpoints_and_trouble(trained: Path, run: Run) -> None:
     result = run("watch", trained, "--once")
     assert result.code == 0
-    assert result.out.splitlines()[0].split()[:2] == ["CHECKPOINT", "AGE"]
+    heading, columns = result.out.splitlines()[:2]
+    assert heading.startswith(f"{trained} · 3 of 7 checkpoints kept · the last ")
+    assert columns.split()[:2] == ["CHECKPOINT", "AGE"]
     assert "set aside" in result.out
-    assert "alarm step-0000000000000007 slow" in result.out
+    assert "alarm step 7: slow" in result.out
+    assert "restore.rejected step 6: a validator says: not </script> finite\n" in result.out
     document = run("watch", trained, "--json").json
-    assert document["latest"] == "step-0000000000000007"
+    assert (document["latest"], document["saving"]) == ("step-0000000000000007", None)
+    hooks.jsonl(trained / "events.jsonl")(
+        Event("save.start", time.time(), "step-0000000000000008", 8)
+    )
+    assert run("watch", trained, "--json").json["saving"] == "step-0000000000000008"
+    assert "saving step 8 for " in run("watch", trained, "--once").out
     assert run("watch", trained, "--every", 0).code == 2
 
 

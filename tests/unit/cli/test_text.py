@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ckptfmt.cli.text import (
     cell_width,
     escape,
+    format_age,
     format_nbytes,
     pad,
     parse_duration,
@@ -80,3 +81,8 @@ def test_durations_have_units(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a duration"):
         parse_duration(text)
+
+
+def test_ages_are_short() -> None:
+    ages = [format_age(seconds) for seconds in (-3, 42, 3000, 10_000, 1e6)]
+    assert ages == ["0 s", "42 s", "50 min", "2.8 h", "11.6 d"]
