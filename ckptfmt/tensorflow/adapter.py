@@ -13,6 +13,7 @@ from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow import composites
 from ckptfmt.tensorflow.building import BUILD, build_configs
+from ckptfmt.tensorflow.deferred import warn_of_waiting
 from ckptfmt.tensorflow.distributed import is_sync_on_read
 from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.layers import layers_of
@@ -79,6 +80,7 @@ class TensorFlowAdapter:
         if composites.kind_of(obj):
             return composites.capture(obj, name)
         refuse_own_format(obj, name)
+        warn_of_waiting(obj, name)
         own = own_state(obj)
         if own is not None:
             return own.capture(obj, name)

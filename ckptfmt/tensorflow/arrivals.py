@@ -81,15 +81,14 @@ class ObjectWaiting(Waiting):
         stored: Mapping[str, StoredLeaf],
         missing: Callable[[Any, str], bool],
     ) -> None:
-        super().__init__(name, current(), values)
-        self._obj = obj
+        super().__init__(obj, name, current(), values)
         self._missing = missing
         unique = set(unique_full_names(stored).values())
         self._leaves = {n: stored[n] if n in unique else _nameless(stored[n]) for n in values}
         self._watched: dict[int, Any] = {}
 
     def start(self) -> None:
-        made = take_survey(self._obj, self.name, children, trust_full_name, _given(self._obj))
+        made = take_survey(self.obj, self.name, children, trust_full_name, _given(self.obj))
         self._watch("", made)
         for name, checkpoint in _without_counter(made).items():
             if absolute(self.name, join_name(name, _SAVE_COUNTER)) in self.values:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfmt.engine import Matcher, cast_array
-from ckptfmt.errors import MismatchError
+from ckptfmt.errors import MismatchError, warn
 from ckptfmt.tensorflow.hooks import Remove
 from ckptfmt.types import Select
 
@@ -55,12 +55,14 @@ class Waiting:
     """What one target waits for.
 
     Attributes:
+        obj: What is to make the variables.
         name: The target's.
         values: Stored name -> array or plain value, on the host, in memory of its own.
         arrived: Names that came after the restore, and were filled.
     """
 
-    def __init__(self, name: str, deferred: Deferred, values: dict[str, Any]) -> None:
+    def __init__(self, obj: Any, name: str, deferred: Deferred, values: dict[str, Any]) -> None:
+        self.obj = obj
         self.name = name
         self.values = values
         self.arrived: dict[str, None] = {}
@@ -68,6 +70,7 @@ class Waiting:
         self._removes: list[Remove] = []
         self._failures: dict[int, tuple[Any, MismatchError]] = {}
         deferred.add(self)
+        _LIVE.add(self)
 
     def hooked(self, remove: Remove) -> None:
         self._removes.append(remove)
@@ -118,6 +121,21 @@ class Waiting:
     def _unhook(self) -> None:
         while self._removes:
             self._removes.pop()()
+
+
+_LIVE: weakref.WeakSet[Waiting] = weakref.WeakSet()
+
+
+def warn_of_waiting(obj: Any, name: str) -> None:
+    """At a save: say that what waits for an object's variables is not in them, and is not saved."""
+    count = sum(
+        len(one.values) for one in list(_LIVE) if one.obj is obj and not one.deferred.partial
+    )
+    if count:
+        warn(
+            f"{name or 'the object'}: {count} restored values still wait for their variables and are "
+            "not saved; build it first, or say expect_partial() to the status of the restore"
+        )
 
 
 class Deferred:

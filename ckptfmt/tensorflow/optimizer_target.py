@@ -117,8 +117,7 @@ class OptimizerWaiting(Waiting):
         values: dict[str, Any],
         missing: Callable[[str], bool],
     ) -> None:
-        super().__init__(name, current(), values)
-        self._optimizer = optimizer
+        super().__init__(optimizer, name, current(), values)
         self._kind = kind_of(optimizer)
         self._peers = peers
         self._missing = missing
@@ -129,16 +128,14 @@ class OptimizerWaiting(Waiting):
         try:
             self._fill()
         except MismatchError as error:
-            self.refuse(self._optimizer, error)
+            self.refuse(self.obj, error)
             raise
         self.settle()
 
     def _fill(self) -> None:
         rules = self.deferred.rules
         ready, missing = [], []
-        for name, (variable, aliases) in named_variables(
-            self._optimizer, self.name, self._peers
-        ).items():
+        for name, (variable, aliases) in named_variables(self.obj, self.name, self._peers).items():
             stored = next((one for one in (name, *aliases) if one in self.values), "")
             if stored:
                 ready.append(

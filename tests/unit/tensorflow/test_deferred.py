@@ -384,3 +384,17 @@ def test_a_restore_without_a_status_defers_too(trained: tuple[Any, Path]) -> Non
     assert len(report.pending) == 4
     fresh(X)
     assert same(net, fresh)
+
+
+def test_a_save_of_what_still_waits_says_that_it_lacks_it(
+    trained: tuple[Any, Path], tmp_path: Path
+) -> None:
+    net, path = trained
+    fresh = compiled()
+    status = ckf.restore({"model": fresh}, path, names="model")
+    with pytest.warns(ckptfmt.CkptWarning, match="model: 4 restored values still wait"):
+        ckf.save({"model": fresh}, tmp_path, step=1)
+    fresh(X)
+    ckf.save({"model": fresh}, tmp_path, step=2)
+    status.assert_consumed()
+    assert np.array_equal(ckptfmt.load(tmp_path)["model"]["head"]["kernel"], net.head.kernel)
