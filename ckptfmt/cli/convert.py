@@ -317,8 +317,16 @@ def _list_formats(out: Output) -> int:
 
 
 def _list_content(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.foreign import read_foreign
+    from ckptfmt.errors import UsageError
+    from ckptfmt.foreign import is_store, read_foreign
 
+    if args.source_format is None and is_store(args.src):
+        raise UsageError(
+            "--list is for files of other formats",
+            reason="arguments",
+            where=args.src,
+            do=f'"ckptfmt show {args.src}" lists a checkpoint; --plan what rules match',
+        )
     tree = read_foreign(args.src, source_format=args.source_format)
     document = {
         "command": "convert",

@@ -39,7 +39,7 @@ def translate(
         source: A store, or a file of another format.
         like: The tree to be restored: `{"model": model}`. Its models are all of one framework.
         rename: Layer in the source -> layer of `like`, as paths: `{"model/dense": "model/fc"}`;
-            what is below goes along.
+            what is below goes along. "" is the top: `{"": "model"}` for a bare state dict.
     Raises:
         UsageError: `like` has no model of PyTorch or Keras, or a `rename` finds nothing.
         UnsupportedError: A layer has no equal in the other framework.
@@ -58,10 +58,7 @@ def translate(
             found=", ".join(sorted(frameworks)) or "none",
             do='pass the tree that is to be restored: {"model": model}',
         )
-    rules: list[Rule] = [
-        Rename(Pattern(rf"^{re.escape(old)}(?=/|\.|$)", new.replace("\\", r"\\")))
-        for old, new in rename.items()
-    ]
+    rules: list[Rule] = [_moved(old, new) for old, new in rename.items()]
     rules += [_rule_of(model) for model in models]
     rules.append(_Seeds(like if frameworks == {"keras"} else None))
     given = read_source(source)
@@ -69,6 +66,16 @@ def translate(
     for model in models:
         _warn_of_constants(model)
     return ForeignCheckpoint(given.path, mapped.tree, given.info)
+
+
+def _moved(old: str, new: str) -> Rule:
+    """What lies at and below one path lies at another; "" is the top."""
+    to = new.replace("\\", r"\\")
+    if not old:
+        return Rename(Pattern("^(?=.)", f"{to}/" if to else ""))
+    if not new:
+        return Rename(Pattern(rf"^{re.escape(old)}[/.]", ""))
+    return Rename(Pattern(rf"^{re.escape(old)}(?=/|\.|$)", to))
 
 
 class _Seeds(Rule):

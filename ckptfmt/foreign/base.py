@@ -60,10 +60,13 @@ class ForeignTensor:
     box: BoxReader | None = None
 
 
+_FIELDS = tuple(item.name for item in fields(ForeignTensor))
+
+
 def like(tensor: ForeignTensor, **changes: Any) -> ForeignTensor:
     """A tensor with some other fields; also of a kind that looks its fields up (`replace` would
     ask that kind to make it)."""
-    values = {field.name: getattr(tensor, field.name) for field in fields(ForeignTensor)}
+    values = {name: getattr(tensor, name) for name in _FIELDS}
     return ForeignTensor(**{**values, **changes})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.lazy import has_fixed_width
@@ -12,8 +12,6 @@ from ckptfmt.foreign.mapped import KEEP
 from ckptfmt.foreign.stored_boxes import Maps
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckptfmt.engine import Checkpoint, FlatTree, Store, StoredTensor
     from ckptfmt.types import StrPath
 
@@ -74,7 +72,7 @@ def read_stored(checkpoint: Checkpoint) -> tuple[ForeignTree, FlatTree]:
             stored = StoredTensor(checkpoint, name, row)
             tensors[name] = _tensor(checkpoint, stored, attributes.get(position, {}), maps)
     for row in range(len(section.tensor_dtypes)):
-        fetch = partial(_fetch_row, checkpoint, row)
+        fetch = partial(maps.small, row)
         flat.tensors.append(TensorSource(section.dtype(row).name, section.shape(row), fetch))
     made = ForeignTree(FORMAT, tensors, metadata=dict(checkpoint.info.metadata))
     return made, flat
@@ -92,15 +90,8 @@ def _tensor(
         shape=stored.shape,
         nbytes=stored.nbytes,
         where=f"{info.url}@{info.name}: {stored.name}",
-        fetch=partial(maps.whole, stored) if mapped else stored.read,
+        fetch=partial(maps.whole, stored) if mapped else partial(maps.small, stored.row),
         identity=("row", stored.row),
         attributes=attributes,
         box=partial(maps.read, stored) if by_boxes else None,
     )
-
-
-def _fetch_row(checkpoint: Checkpoint, row: int) -> NDArray[Any]:
-    from ckptfmt.engine import source_of
-
-    source = source_of(checkpoint)
-    return source.tensors([row], mode="read", verify=True, progress=False)[row]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import tempfile
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckptfmt.engine import source_of
 from ckptfmt.errors import CorruptError, UnsupportedError
 from ckptfmt.foreign.streaming import STREAMED_NBYTES_MIN, boxes_of
 
@@ -24,17 +26,42 @@ if TYPE_CHECKING:
     from ckptfmt.engine import Checkpoint, StoredTensor
 
 _PIECE_NBYTES = 64 << 20
+_GROUP_NBYTES = 16 << 20
+_GROUPS_MAX = 4
 _COPIES_MAX = 4
 """A temporary file is as large as its tensor: few are kept, for tensors that are joined."""
 
 
 class Maps:
-    """Large tensors of one checkpoint as arrays that are not in memory."""
+    """Tensors of one checkpoint as arrays: large ones that are not in memory, small ones in groups."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self._source = source_of(checkpoint)
+        nbytes = checkpoint.index.tree.tensor_nbytes
+        self._sizes = nbytes.tolist()
+        self._group_of = (np.cumsum(np.minimum(nbytes, _GROUP_NBYTES)) // _GROUP_NBYTES).tolist()
+        self._groups: OrderedDict[int, dict[int, NDArray[Any]]] = OrderedDict()
         self._maps: dict[int, NDArray[Any]] = {}
         self._copies: OrderedDict[int, NDArray[Any]] = OrderedDict()
+
+    def small(self, row: int) -> NDArray[Any]:
+        """A whole tensor, which is read with its neighbours: one request for many."""
+        number = self._group_of[row]
+        group = self._groups.get(number)
+        if group is None or row not in group:
+            rows = [row] if self._sizes[row] >= _GROUP_NBYTES else self._neighbours(row)
+            group = self._source.tensors(rows, mode="read", verify=True, progress=False)
+            self._groups[number] = group
+            while len(self._groups) > _GROUPS_MAX:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(number)
+        return group[row]
+
+    def _neighbours(self, row: int) -> list[int]:
+        first = bisect_left(self._group_of, self._group_of[row])
+        last = bisect_right(self._group_of, self._group_of[row])
+        return [at for at in range(first, last) if self._sizes[at] < _GROUP_NBYTES]
 
     def is_mapped(self, stored: StoredTensor) -> bool:
         """Whether a large tensor lies in its data file as it is in memory."""

@@ -271,3 +271,38 @@ def test_a_target_without_models_is_refused(nets: tuple[KerasNet, TorchNet, Any,
     for like in ({"w": np.zeros(3)}, {"a": k, "b": t}):
         with pytest.raises(UsageError, match="models of one framework"):
             ckptfmt.translate(store, like)
+
+
+def test_a_bare_state_dict_is_moved_below_the_models_name(tmp_path: Path) -> None:
+    k, t = One(L.Dense(3)), Wrap(N.Linear(3, 3))
+    x = np.ones((2, 3), np.float32)
+    k(x)
+    torch.save(t.state_dict(), tmp_path / "bare.pt")
+    ckf.restore(
+        {"model": k}, ckptfmt.translate(tmp_path / "bare.pt", {"model": k}, rename={"": "model"})
+    )
+    with torch.no_grad():
+        assert np.abs(k(x).numpy() - t(torch.from_numpy(x)).numpy()).max() < 1e-6
+    ckf.save({"model": k}, tmp_path / "k", durable=False)
+    bare = ckptfmt.translate(tmp_path / "k", t, rename={"model": ""})
+    assert list(bare) == ["rnn.weight", "rnn.bias"]
+
+
+def test_a_dense_behind_a_flatten_is_reordered_by_rules(tmp_path: Path) -> None:
+    k = keras.Sequential([L.Conv2D(3, 2), L.Flatten(), L.Dense(5, name="head")])
+    t = N.Sequential(N.Conv2d(2, 3, 2), N.Flatten(), N.Linear(4 * 5 * 3, 5))
+    x = np.random.default_rng(0).standard_normal((2, 5, 6, 2)).astype(np.float32)
+    k(x)
+    ckf.save({"m": k}, tmp_path / "k", durable=False)
+    rules: list[dict[str, Any]] = [
+        {"reshape": "head/kernel$", "shape": [4, 5, 3, -1]},
+        {"permute": "head/kernel$", "axes": [2, 0, 1, 3]},
+        {"reshape": "head/kernel$", "shape": [60, -1]},
+        {"preset": "keras-to-torch"},
+        {"rename": "conv2d\\.", "to": "0."},
+        {"rename": "head\\.", "to": "2."},
+    ]
+    ckt.restore({"m": t}, ckptfmt.open_foreign(tmp_path / "k", rules=rules))
+    with torch.no_grad():
+        got = t(torch.from_numpy(np.ascontiguousarray(to_channels_first(x)))).numpy()
+    assert np.abs(k(x).numpy() - got).max() < 1e-5

@@ -103,6 +103,11 @@ def test_rules_that_make_no_sense_are_usage_errors(
     assert not (tmp_path / "new").exists()
 
 
+def test_list_of_a_store_says_what_to_call(run: Run, source: Path) -> None:
+    done = run("convert", source, "--list")
+    assert (done.code, "ckptfmt show" in done.err) == (2, True)
+
+
 def test_a_store_or_checkpoint_that_is_open_is_a_source(source: Path, tmp_path: Path) -> None:
     rules = [{"rename": "^model/", "to": "m/"}]
     sources: list[Any] = [ckptfmt.Store(source), ckptfmt.open(source)]
