@@ -30,7 +30,6 @@ _HOMES = {
     "FileStream": "stream",
     "Fill": "fill",
     "FlatTree": "tree",
-    "GroupedArrays": "source",
     "LiveModel": "live_layers",
     "Mailbox": "group",
     "MatchBy": "adapter",
@@ -41,6 +40,7 @@ _HOMES = {
     "Part": "adapter",
     "PartsTicket": "parts",
     "PerRank": "ranks",
+    "Pipeline": "pipeline",
     "Ranks": "group",
     "Repeating": "background",
     "Reporter": "progress",
@@ -128,7 +128,6 @@ __all__ = [
     "FileStream",
     "Fill",
     "FlatTree",
-    "GroupedArrays",
     "LiveModel",
     "Mailbox",
     "MatchBy",
@@ -139,6 +138,7 @@ __all__ = [
     "Part",
     "PartsTicket",
     "PerRank",
+    "Pipeline",
     "Ranks",
     "Repeating",
     "Reporter",
@@ -287,6 +287,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.parts import commit_parts as commit_parts
     from ckptfmt.engine.parts import plan_part as plan_part
     from ckptfmt.engine.parts import write_part as write_part
+    from ckptfmt.engine.pipeline import Pipeline as Pipeline
     from ckptfmt.engine.plan import SaveOptions as SaveOptions
     from ckptfmt.engine.progress import Reporter as Reporter
     from ckptfmt.engine.ranks import PerRank as PerRank
@@ -302,7 +303,6 @@ if TYPE_CHECKING:
     from ckptfmt.engine.select import select_positions as select_positions
     from ckptfmt.engine.sharded import Sharded as Sharded
     from ckptfmt.engine.source import CheckpointSource as CheckpointSource
-    from ckptfmt.engine.source import GroupedArrays as GroupedArrays
     from ckptfmt.engine.source import TreeSource as TreeSource
     from ckptfmt.engine.stage import copy_arrays as copy_arrays
     from ckptfmt.engine.store import Store as Store

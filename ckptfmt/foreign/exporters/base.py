@@ -97,11 +97,13 @@ class Exporter(ABC):
 
     Attributes:
         shape: What an export is: a file, or several of one prefix; or a folder.
+        keeps_composites: Tensors of tensors (sparse, quantized) are such again.
         parent, name: Of the destination.
     """
 
     format: str
     shape: Literal["file", "folder"] = "file"
+    keeps_composites = False
 
     def __init__(self, dst: str) -> None:
         self.parent, self.name = split_destination(dst)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
-from ckptfmt.engine import Checkpoint, Reporter, Store, api
+from ckptfmt.engine import Checkpoint, Reporter, Store, api, select_positions
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
 from ckptfmt.events import Event, Progress
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.conversion import listed
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
-from ckptfmt.foreign.exporters.staging import Staging, taken, writing
+from ckptfmt.foreign.exporters.part import part_of
+from ckptfmt.foreign.exporters.staging import ReadAhead, Staging, taken, writing
 from ckptfmt.foreign.exporters.tree import (
     ExportTree,
     digest_of,
@@ -25,6 +27,8 @@ from ckptfmt.foreign.registry import detect_format, find_exporter, read_foreign
 from ckptfmt.foreign.stored import is_store
 from ckptfmt.reports import ConvertReport
 from ckptfmt.types import At, Select, StrPath
+
+_AHEAD_NBYTES = 64 << 20
 
 
 def export(
@@ -81,13 +85,13 @@ def export(
     with _open(src, source_format, step, at) as source:
         tree = _tree(source, names, root)
         options = {"shard_nbytes": shard_nbytes, "like": os.fspath(like) if like else ""}
-        plan = exporter.plan(tree, options)
-        _check_complete(plan, file_format, allow_partial=allow_partial)
+        plan, skipped = _plan(exporter, tree, options, allow_partial=allow_partial)
         with Staging(exporter.parent) as staging:
             with Reporter(progress, "export", plan.nbytes) as reporter, writing(os.fspath(dst)):
                 tree.on_progress(reporter.advance)
                 final = exporter.write(plan, staging)
-            _check(plan, exporter.read_back(plan, staging), progress)
+            with ReadAhead(staging) as ahead:
+                _check(plan, exporter.read_back(plan, staging), ahead, progress)
             if exporter.shape == "folder":
                 staging.publish_folder(exporter.name, replace=replace)
             else:
@@ -98,7 +102,7 @@ def export(
         format=file_format,
         loaded=list(plan.names),
         renamed={ours: theirs for ours, theirs in plan.names.items() if ours != theirs},
-        skipped=plan.skipped,
+        skipped=skipped,
         transformed=plan.transformed,
         nbytes=plan.nbytes,
     )
@@ -109,9 +113,16 @@ def _open(
     source_format: str | None,
     step: int | None,
     at: At | None,
-) -> Checkpoint | ForeignCheckpoint:
+) -> AbstractContextManager[Checkpoint | ForeignCheckpoint]:
     if isinstance(src, Checkpoint | ForeignCheckpoint):
-        return src
+        if step is not None or at is not None or source_format is not None:
+            raise UsageError(
+                "a checkpoint that is open is one already",
+                reason="selector",
+                where=repr(src),
+                do="leave out step=, at= and source_format=",
+            )
+        return nullcontext(src)  # it stays the caller's
     if source_format is None and (isinstance(src, Store) or not is_foreign(src)):
         return api.open(src, step=step, at=at)
     if isinstance(src, Store) or step is not None or at is not None:
@@ -127,8 +138,33 @@ def _open(
 
 def _tree(source: Checkpoint | ForeignCheckpoint, names: Select | None, root: str) -> ExportTree:
     if isinstance(source, Checkpoint):
-        return tree_of_checkpoint(source, names=names, root=root)
-    return tree_of_foreign(source, names=names, root=root)
+        tree = tree_of_checkpoint(source, root)
+    else:
+        tree = tree_of_foreign(source, root)
+    if names is None:
+        return tree
+    prefix = f"{root}/" if root else ""
+    every = [prefix + name for name in tree.leaves]
+    chosen = select_positions(every, names, tree.title)
+    return part_of(tree, [every[at][len(prefix) :] for at in chosen])
+
+
+def _plan(
+    exporter: Exporter, tree: ExportTree, options: Mapping[str, Any], *, allow_partial: bool
+) -> tuple[ExportPlan, dict[str, str]]:
+    """(what is written, what is not carried)."""
+    plan = exporter.plan(tree, options)
+    _check_complete(plan, exporter.format, allow_partial=allow_partial)
+    if not exporter.keeps_composites:
+        for name, attributes in tree.container_attributes.items():
+            if "torch.tensor" in attributes:
+                plan.transformed[name] = "its parts"
+    left = [name for name in tree.leaves if name not in plan.skipped]
+    if len(left) == len(tree.leaves):
+        return plan, plan.skipped
+    # Once more without them: what they leave of a list is no list.
+    rest = exporter.plan(part_of(tree, left), options)
+    return rest, {**plan.skipped, **rest.skipped}
 
 
 def is_foreign(path: StrPath) -> bool:
@@ -175,10 +211,16 @@ def _check_complete(plan: ExportPlan, file_format: str, *, allow_partial: bool) 
         )
 
 
-def _check(plan: ExportPlan, found: Mapping[str, ForeignTensor], progress: Progress) -> None:
+def _check(
+    plan: ExportPlan,
+    found: Mapping[str, ForeignTensor],
+    ahead: ReadAhead,
+    progress: Progress,
+) -> None:
     """Compare what the written file says with what the source held."""
     done, total = 0, plan.nbytes
     for tensor in plan.tensors:
+        ahead.to(done + tensor.nbytes + _AHEAD_NBYTES)
         known: dict[Hashable, bytes] = {}
         for name in tensor.names:
             if name not in plan.names:

@@ -36,6 +36,7 @@ class PytorchExporter(Exporter):
     """Row `pytorch` of EXPORTERS."""
 
     format = "pytorch"
+    keeps_composites = True
 
     def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
         return _Planning(tree).done()

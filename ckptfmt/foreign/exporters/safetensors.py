@@ -31,6 +31,7 @@ class SafetensorsExporter(Exporter):
     """Row `safetensors` of EXPORTERS. A destination without the suffix is a folder."""
 
     format = "safetensors"
+    keeps_composites = True
 
     def __init__(self, dst: str) -> None:
         super().__init__(dst)

@@ -150,6 +150,39 @@ def _give_name(staged: str, target: str, *, replace: bool) -> None:
         os.rename(staged, target)
 
 
+class ReadAhead:
+    """Has the system read files of a folder, in the order of their sizes' sum, before they are used.
+
+    What was written directly is not in the page cache, and a map is read page by page at a third of
+    the disk's rate. A context manager.
+    """
+
+    def __init__(self, staging: Staging) -> None:
+        self._files: list[tuple[int, int]] = []
+        self._done = 0
+        for folder, _, names in os.walk(staging.folder):
+            for name in sorted(names):
+                descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+                self._files.append((descriptor, os.fstat(descriptor).st_size))
+
+    def to(self, position: int) -> None:
+        """Read up to this byte of all files together."""
+        begin = 0
+        for descriptor, nbytes in self._files:
+            start, stop = max(self._done - begin, 0), min(position - begin, nbytes)
+            if start < stop and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+            begin += nbytes
+        self._done = max(self._done, position)
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor, _ in self._files:
+            os.close(descriptor)
+
+
 def replace_file(path: str, data: bytes) -> None:
     """A small file anew, all at once, whether it is there or not."""
     with Staging(os.path.dirname(path)) as staging:

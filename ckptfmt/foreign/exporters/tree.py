@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,14 +17,13 @@ import numpy as np
 from ckptfmt.engine import (
     Checkpoint,
     CheckpointSource,
-    GroupedArrays,
+    Pipeline,
     StoredLeaf,
     TreeSource,
     build_tree,
 )
 from ckptfmt.errors import NotFoundError
 from ckptfmt.format import Hasher, dtype_named, hasher, numpy_dtype, pack_array
-from ckptfmt.types import Select
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from ckptfmt.foreign.opening import ForeignCheckpoint
 
 Array: TypeAlias = "NDArray[Any]"
-PIECE_NBYTES = 64 << 20
+PIECE_NBYTES = 32 << 20
 """A tensor above this is read in pieces; memory is a few of them."""
+_READ_AHEAD = 2
+"""Threads that read; twice as many pieces wait."""
 _ALGORITHM = "xxh3-128"
 
 
@@ -221,26 +223,63 @@ def boxes(shape: Sequence[int], itemsize: int) -> Iterator[tuple[slice, ...]]:
             yield (*head, slice(start, min(start + rows, shape[axis - 1])), *tail)
 
 
-def tree_of_checkpoint(checkpoint: Checkpoint, *, names: Select | None, root: str) -> ExportTree:
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is read at once: a box of a tensor, or neighbours that are small."""
+
+    tensors: Sequence[ExportTensor]
+    box: tuple[slice, ...] | None = None
+
+
+def _tasks(tensors: Sequence[ExportTensor]) -> list[_Task]:
+    tasks: list[_Task] = []
+    small: list[ExportTensor] = []
+    nbytes = 0
+    for tensor in tensors:
+        large = tensor.nbytes > PIECE_NBYTES
+        if small and (large or nbytes + tensor.nbytes > PIECE_NBYTES):
+            tasks.append(_Task(small))
+            small, nbytes = [], 0
+        if large:
+            tasks += [_Task([tensor], box) for box in boxes(tensor.shape, _itemsize(tensor))]
+        else:
+            small.append(tensor)
+            nbytes += tensor.nbytes
+    return [*tasks, _Task(small)] if small else tasks
+
+
+def _itemsize(tensor: ExportTensor) -> int:
+    return tensor.numpy_dtype.itemsize
+
+
+def _count(tensor: ExportTensor) -> int:
+    """In how many pieces a tensor is read."""
+    return sum(1 for _ in boxes(tensor.shape, _itemsize(tensor))) if tensor.nbytes else 1
+
+
+def tree_of_checkpoint(checkpoint: Checkpoint, root: str) -> ExportTree:
     """The leaves of a checkpoint; every byte of them is checked when it is read."""
     source = CheckpointSource(checkpoint)
 
-    def pieces(tensor: ExportTensor) -> Iterator[Array]:
-        itemsize = tensor.numpy_dtype.itemsize
-        for box in boxes(tensor.shape, itemsize):
-            origin = tuple(side.start for side in box)
-            extent = tuple(side.stop - side.start for side in box)
-            yield source.boxes([(tensor.row, (origin, extent))], verify=True)[0]
+    def read(task: _Task) -> list[Array]:
+        if task.box is None:
+            rows = [tensor.row for tensor in task.tensors]
+            found = source.tensors(rows, mode="auto", verify=True, progress=False)
+            return [found[row] for row in rows]
+        origin = tuple(side.start for side in task.box)
+        extent = tuple(side.stop - side.start for side in task.box)
+        return source.boxes([(task.tensors[0].row, (origin, extent))], verify=True)
 
     def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Array]]:
-        small = [t.row for t in tensors if t.nbytes <= PIECE_NBYTES]
-        grouped = GroupedArrays(source, small, verify=True, progress=False)
-        for tensor in tensors:
-            whole = tensor.nbytes <= PIECE_NBYTES
-            yield iter([grouped[tensor.row]]) if whole else pieces(tensor)
+        tasks = _tasks(tensors)
+        # A few tasks are read ahead, while the pieces before them are written.
+        with Pipeline(_READ_AHEAD) as threads:
+            pieces = chain.from_iterable(threads.map(read, tasks))
+            for tensor in tensors:
+                yield islice(pieces, _count(tensor))
 
     return _made(
-        source.leaves(names),
+        source.leaves(None),
         source.containers(),
         source.container_attributes(),
         root=root,
@@ -250,7 +289,7 @@ def tree_of_checkpoint(checkpoint: Checkpoint, *, names: Select | None, root: st
     )
 
 
-def tree_of_foreign(foreign: ForeignCheckpoint, *, names: Select | None, root: str) -> ExportTree:
+def tree_of_foreign(foreign: ForeignCheckpoint, root: str) -> ExportTree:
     """The leaves of a foreign file."""
     source = TreeSource(foreign)
     by_row = {leaf.tensor: found for leaf, found in source.tensor_leaves()}
@@ -260,7 +299,7 @@ def tree_of_foreign(foreign: ForeignCheckpoint, *, names: Select | None, root: s
             yield foreign_pieces(by_row[tensor.row].keep)  # type: ignore[arg-type]
 
     return _made(
-        source.leaves(names),
+        source.leaves(None),
         source.containers(),
         source.container_attributes(),
         root=root,

@@ -285,3 +285,75 @@ def test_the_command_line_says_what_was_left_out(
     assert "t: torch has no dtype datetime64[s]" in capsys.readouterr().err
     assert main(["convert", store, target, "--allow-partial"]) == 3
     assert "not carried: t" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["x.pt", "x.safetensors", "x.npz", "ck.index", "dcp", "orbax"])
+def test_a_list_that_loses_an_item_is_a_dict_of_positions(tmp_path: Path, target: str) -> None:
+    text = (
+        np.array(["a"], np.dtypes.StringDType()) if target != "ck.index" else np.zeros(1, "M8[s]")
+    )
+    tree = {"l": [text, np.ones(2), {"t": (np.zeros(1), 5)}], "w": np.zeros(1)}
+    ckptfmt.save(tree, tmp_path / "s", durable=False)
+    to = {"target_format": target} if "." not in target else {}
+    for number, chosen in enumerate(({"names": ["l/1", "l/2/t/1"]}, {"allow_partial": True})):
+        path = tmp_path / f"{number}-{target}"
+        report = ckptfmt.export(tmp_path / "s", path, **chosen, **to)  # type: ignore[arg-type]
+        assert "l/~3i1" in report.loaded
+        assert set(report.skipped) == ({"l/0"} if number else set())
+    if target in ("x.pt", "x.safetensors"):
+        found = ckptfmt.open_foreign(tmp_path / f"0-{target}").load()
+        assert found["l"][1].tolist() == [1, 1]
+        assert found["l"][2]["t"] == {1: 5}
+        assert list(found) == ["l"]
+
+
+def test_sparse_tensors_are_parts_where_a_format_knows_none(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import ckptfmt.torch as ckt
+
+    ckt.save({"s": torch.eye(3).to_sparse()}, tmp_path / "s", durable=False)
+    report = ckptfmt.export(tmp_path / "s", tmp_path / "d", target_format="dcp")
+    assert report.transformed["s"] == "its parts"
+    ckptfmt.export(tmp_path / "s", tmp_path / "x.safetensors")
+    ckptfmt.export(tmp_path / "x.safetensors", tmp_path / "x.pt")
+    loaded = torch.load(tmp_path / "x.pt", weights_only=True)["s"]
+    assert torch.equal(loaded.to_dense(), torch.eye(3))
+
+
+def test_an_open_checkpoint_stays_open_and_is_one_already(store: Path, tmp_path: Path) -> None:
+    with ckptfmt.open(store) as checkpoint:
+        ckptfmt.export(checkpoint, tmp_path / "x.pt")
+        assert checkpoint["epoch"] == 3
+        with pytest.raises(UsageError, match="one already"):
+            ckptfmt.export(checkpoint, tmp_path / "y.pt", step=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "target", ["x.pt", "x.safetensors", "x.npz", "ck.index", "x.weights.h5", "dcp", "orbax"]
+)
+def test_memory_is_bounded_whatever_the_size(tmp_path: Path, target: str) -> None:
+    rng = np.random.default_rng(0)
+    tree = {
+        "dense": {"kernel": rng.integers(0, 9, (3, 50_000_000), np.int32), "bias": np.zeros(8)},
+        "dense_1": {"kernel": rng.integers(0, 9, (40_000, 2_000), np.int32)},
+    }
+    ckptfmt.save(tree, tmp_path / "s", durable=False)
+    code = """
+        import sys, ckptfmt
+        def anonymous():
+            with open("/proc/self/status") as file:
+                return next(int(l.split()[1]) >> 10 for l in file if l.startswith("RssAnon"))
+        most = [anonymous()]
+        ckptfmt.export(sys.argv[1], sys.argv[2], target_format=sys.argv[3] or None,
+                       progress=lambda event: most.append(anonymous()))
+        print(max(most))
+    """
+    to = target if "." not in target else ""
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path / "s", tmp_path / target, to],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert int(run.stdout) < 512  # MiB, of 920
