@@ -4,6 +4,9 @@ Two savers of the same content, retention that deletes checkpoints at any time, 
 take their steps in every order, with any delay, and any of them may die at any point. A file with
 the savers' content has id 0; written under a salt it has id 1. Sets of ids are bit masks.
 
+A saver may be a group of ranks, each with content of its own: one opens the save for all, each writes
+and checks its file, and one commits after it has checked the files of all.
+
 Nothing here is timed: `grace` decides nothing, ages only by the order of events. The steps are those
 of `engine/coordinate` (unusable: the lists, then the sizes) and `engine/gc` (a list of its own, data,
 open saves, indexes, deletions, the lists it took up, its own list last).
@@ -21,6 +24,8 @@ import pytest
 IDLE, OPENED, CHOOSE, WRITE, PRE_A, PRE_B, COMMIT, POST_A, POST_B, WITHDRAW, SUCCESS = range(11)
 DONE, FAILED, DEAD = range(11, 14)
 IN_FLIGHT = range(OPENED, SUCCESS + 1)
+# Where a rank of a group is, while the group's saver is OPENED.
+R_START, R_CHOOSE, R_WRITE, R_CHECK_A, R_CHECK_B, R_GIVEN = range(6)
 # Where a collector is.
 REST, PUT, DATA, OPENS, REFS, DELETE, REMOVE, LIST, END, GONE = range(10)
 
@@ -46,11 +51,18 @@ class Collector(NamedTuple):
     garbage: int = 0
 
 
+class Rank(NamedTuple):
+    pc: int = R_START
+    target: int = 0
+    bad: bool = False
+
+
 class State(NamedTuple):
     base: bool
     files: int
     savers: tuple[Saver, ...]
     collectors: tuple[Collector, ...]
+    ranks: tuple[Rank, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,9 @@ class Rules:
     """A configuration, and which steps are left out or misplaced."""
 
     savers: int = 1
-    reusers: int = 1  # how many of the savers have the base as their base
+    ranks: int = 0  # of the only saver, if it is a group
+    checks_all: bool = True  # the committer checks the files of all ranks, not those of its own
+    reusers: int = 1  # how many of the savers (or ranks) have the base as their base
     rounds: tuple[int, ...] = (2,)  # of each collector
     atomic_look: bool = False  # the three listings of a look in one step
     crashes: bool = True
@@ -70,6 +84,14 @@ class Rules:
     two_phases: bool = True
     own_list: bool = True
     own_list_before_look: bool = True
+
+    @property
+    def ids(self) -> int:
+        return (1 << 2 * max(self.ranks, 1)) - 1
+
+    @property
+    def base_ids(self) -> int:
+        return sum(1 << 2 * rank for rank in range(self.reusers if self.ranks else 1))
 
 
 def named(state: State) -> int:
@@ -126,6 +148,67 @@ def saver_steps(state: State, w: int, rules: Rules) -> Iterator[State]:
         yield go(DEAD, young=0, bad=False, target=me.target if me.visible else 0)
 
 
+def group_steps(state: State, rules: Rules) -> Iterator[State]:
+    """A save by several ranks: what differs from one by a saver alone."""
+    (me,), in_file = state.savers, named(state)
+
+    def go(pc: int, **changes: object) -> State:
+        now = me._replace(pc=pc, **changes)  # type: ignore[arg-type]
+        return state._replace(savers=(now,), ranks=state.ranks if pc == OPENED else ())
+
+    checked = me.target if rules.checks_all else me.target & 3
+    gone, is_named = bool(checked & ~state.files), bool(checked & in_file)
+    first, second = (gone, is_named) if rules.sizes_before_lists else (is_named, gone)
+    if me.pc == IDLE:
+        yield go(OPENED, young=0)._replace(ranks=(Rank(),) * rules.ranks)
+    elif me.pc == OPENED:
+        if all(rank.pc == R_GIVEN for rank in state.ranks):
+            yield go(PRE_A, target=sum(rank.target for rank in state.ranks))
+        for r in range(rules.ranks):
+            yield from rank_steps(state, r, rules)
+        if rules.crashes:
+            yield go(FAILED, young=0)  # a rank died or failed: the others give up
+    elif me.pc in (PRE_A, POST_A):
+        yield go(me.pc + 1, bad=first)
+    elif me.pc in (PRE_B, POST_B) and (me.bad or second):
+        yield go(WITHDRAW if me.visible else FAILED, bad=False, **({} if me.visible else NOTHING))
+    elif me.pc in (PRE_B, POST_B):
+        yield go(COMMIT if me.pc == PRE_B else SUCCESS, bad=False)
+    else:
+        yield from saver_steps(state, 0, replace(rules, crashes=False))
+    if rules.crashes and me.pc in IN_FLIGHT and me.pc != SUCCESS:
+        yield go(DEAD, young=0, bad=False, target=me.target if me.visible else 0)
+
+
+NOTHING = {"young": 0, "target": 0}
+
+
+def rank_steps(state: State, r: int, rules: Rules) -> Iterator[State]:
+    me, saver, own = state.ranks[r], state.savers[0], 1 << 2 * r
+
+    def go(pc: int, **changes: object) -> State:
+        now = me._replace(pc=pc, **changes)  # type: ignore[arg-type]
+        return state._replace(ranks=(*state.ranks[:r], now, *state.ranks[r + 1 :]))
+
+    gone, is_named = bool(me.target & ~state.files), bool(me.target & named(state))
+    first, second = (gone, is_named) if rules.sizes_before_lists else (is_named, gone)
+    if me.pc == R_START:
+        yield go(R_CHECK_A, target=own) if r < rules.reusers and state.base else go(R_CHOOSE)
+    elif me.pc == R_CHOOSE:
+        free = [i for i in (own, 2 * own) if not named(state) & i]
+        if free:
+            yield go(R_WRITE, target=free[0])
+        else:
+            yield state._replace(savers=(saver._replace(pc=FAILED, **NOTHING),), ranks=())
+    elif me.pc == R_WRITE:
+        young = (saver._replace(young=saver.young | me.target),)
+        yield go(R_CHECK_A)._replace(files=state.files | me.target, savers=young)
+    elif me.pc == R_CHECK_A:
+        yield go(R_CHECK_B, bad=first)
+    elif me.pc == R_CHECK_B:
+        yield go(R_CHOOSE if me.bad or second else R_GIVEN, bad=False)
+
+
 def collector_steps(state: State, c: int, rules: Rules) -> Iterator[State]:
     me = state.collectors[c]
 
@@ -160,7 +243,7 @@ def collector_steps(state: State, c: int, rules: Rules) -> Iterator[State]:
         if not rules.honoured:
             seen = {part for part in range(1 << rules.savers) if part & ~opens == 0}
         for part in sorted(seen):
-            old = 3
+            old = rules.ids
             for i, s in enumerate(state.savers):
                 if part >> i & 1:
                     old &= ~s.young
@@ -194,12 +277,12 @@ def collector_steps(state: State, c: int, rules: Rules) -> Iterator[State]:
 
 def after_look(state: State, me: Collector, go: object, rules: Rules) -> State:
     assert callable(go)
-    referred = 1 if state.base else 0
+    referred = rules.base_ids if state.base else 0
     for s in state.savers:
         referred |= s.target if s.visible else 0
     garbage = me.data & me.old & ~referred
     committed = [s.visible for s in state.savers]
-    for i in range(rules.reusers):
+    for i in range(min(rules.reusers, rules.savers)):
         if me.opens >> i & 1 and not committed[i] and not state.base:
             garbage = 0  # a base of an open save is gone: what it refers to is not known
     looked = {"garbage": garbage, "data": 0, "opens": 0, "old": 0}
@@ -215,22 +298,25 @@ def after_look(state: State, me: Collector, go: object, rules: Rules) -> State:
 def steps(state: State, rules: Rules) -> Iterator[State]:
     if state.base:
         yield state._replace(base=False)  # retention
-    for w in range(rules.savers):
+    if rules.ranks:
+        yield from group_steps(state, rules)
+    for w in range(0 if rules.ranks else rules.savers):
         yield from saver_steps(state, w, rules)
     for c in range(len(rules.rounds)):
         yield from collector_steps(state, c, rules)
 
 
-def is_lost(state: State) -> bool:
+def is_lost(state: State, base_ids: int = 1) -> bool:
     """A committed checkpoint has a hole: a saver reported success, or the base stands."""
-    return (state.base and not state.files & 1) or any(
-        s.visible and s.pc in (SUCCESS, DONE) and not state.files & s.target for s in state.savers
+    return (state.base and bool(base_ids & ~state.files)) or any(
+        s.visible and s.pc in (SUCCESS, DONE) and bool(s.target & ~state.files)
+        for s in state.savers
     )
 
 
 def is_torn(state: State) -> bool:
     """An index is visible whose file is not there."""
-    return any(s.visible and not state.files & s.target for s in state.savers)
+    return any(s.visible and bool(s.target & ~state.files) for s in state.savers)
 
 
 @dataclass(frozen=True)
@@ -245,8 +331,8 @@ class Result:
 def explore(rules: Rules, *, stop_when_lost: bool = False) -> Result:
     collectors = [Collector() for _ in rules.rounds]
     if rules.listed:
-        collectors[0] = Collector(waiting=1)
-    start = State(not rules.listed, 1, (Saver(),) * rules.savers, tuple(collectors))
+        collectors[0] = Collector(waiting=rules.base_ids)
+    start = State(not rules.listed, rules.base_ids, (Saver(),) * rules.savers, tuple(collectors))
     seen, todo = {start}, [start]
     # Equal parts of states are kept once, so that millions of them fit in memory.
     saver_rows: dict[tuple[Saver, ...], tuple[Saver, ...]] = {}
@@ -254,7 +340,7 @@ def explore(rules: Rules, *, stop_when_lost: bool = False) -> Result:
     lost = torn = freed = saved = False
     while todo:
         state = todo.pop()
-        lost |= is_lost(state)
+        lost |= is_lost(state, rules.base_ids)
         torn |= is_torn(state)
         freed |= not state.files
         saved |= any(s.pc == DONE and s.visible for s in state.savers)
@@ -279,8 +365,14 @@ CONFIGURATIONS = {
     "two savers, two collectors": Rules(savers=2, rounds=(1, 1), atomic_look=True, crashes=False),
     "no grace, one saver": Rules(hasty=True),
     "no grace, two collectors": Rules(hasty=True, rounds=(1, 1)),
+    "two ranks, one collector": Rules(ranks=2, atomic_look=True),
+    "two ranks, one list": Rules(ranks=2, rounds=(2,), listed=True, atomic_look=True),
+    "two ranks, no grace": Rules(ranks=2, hasty=True, rounds=(1,)),
 }
 LARGE = {
+    "two ranks that reuse, one collector": Rules(ranks=2, reusers=2),
+    "two ranks, two collectors": Rules(ranks=2, rounds=(1, 1), atomic_look=True, crashes=False),
+    "three ranks, one collector": Rules(ranks=3, atomic_look=True, crashes=False),
     "two savers, two collectors on one list": Rules(
         savers=2, rounds=(1, 1), listed=True, atomic_look=True, crashes=False
     ),
@@ -328,6 +420,9 @@ def test_no_order_of_steps_loses_a_file_in_large_configurations(name: str, honou
         Rules(two_phases=False),
         Rules(own_list=False, listed=True, rounds=(1, 1)),
         Rules(own_list_before_look=False, listed=True, rounds=(1, 1)),
+        Rules(ranks=2, atomic_look=True, honoured=False, checks_all=False),
+        Rules(ranks=2, atomic_look=True, honoured=False, check_after_commit=False),
+        Rules(ranks=2, atomic_look=True, honoured=False, sizes_before_lists=True),
     ],
     ids=[
         "sizes before lists",
@@ -335,9 +430,15 @@ def test_no_order_of_steps_loses_a_file_in_large_configurations(name: str, honou
         "one phase",
         "the faster of two collectors removes the list",
         "a list of its own after the look",
+        "a committer that checks its own rank's files",
+        "ranks, and no check after the commit",
+        "ranks, and sizes before lists",
     ],
 )
 def test_a_protocol_with_a_step_out_of_place_loses_data(rules: Rules) -> None:
     assert explore(rules, stop_when_lost=True).lost
-    intact = Rules(honoured=rules.honoured, listed=rules.listed, rounds=rules.rounds)
+    intact = replace(
+        Rules(honoured=rules.honoured, listed=rules.listed, rounds=rules.rounds),
+        ranks=rules.ranks, atomic_look=rules.atomic_look,
+    )  # fmt: skip
     assert not explore(intact).lost
