@@ -142,6 +142,7 @@ class _Flattener:
         "_peers",
         "_rank",
         "_root",
+        "_within",
         "flat",
     )
 
@@ -156,6 +157,7 @@ class _Flattener:
         self._keep: list[object] = []
         self._marks: dict[str, Mapping[str, object]] = {}
         self._own = False  # within the state of an object that no adapter knows
+        self._within: object = None  # the object that is given all of its state back at once
 
     def node(self, obj: object, name: str, depth: int) -> None:
         """Any object: the slow way; `_mapping` short-cuts arrays and scalars."""
@@ -171,6 +173,7 @@ class _Flattener:
         elif isinstance(obj, list | tuple) and is_sequence(obj):
             self._sequence(obj, name, depth)
         elif isinstance(obj, PerRank):
+            self._refuse_per_rank(name)
             self._mapping({str(self._rank): obj.value}, name, depth)
         else:
             self._object(obj, name, depth)
@@ -186,6 +189,17 @@ class _Flattener:
             self._stateful(obj, name, depth)
         else:
             self._value(obj, name)  # which refuses what is no value either
+
+    def _refuse_per_rank(self, name: str) -> None:
+        if self._within is None:
+            return
+        raise UsageError(
+            "a value of each rank's own stands in an object that is given all of its state back",
+            reason="per-rank",
+            where=name,
+            found=f"per_rank in the state of {type(self._within).__qualname__}",
+            do="mark the object: per_rank(x); or give the value a place of its own in the tree",
+        )
 
     # -- leaves
 
@@ -350,6 +364,7 @@ class _Flattener:
         except UsageError as error:
             refuse(error, name)
         self._enter(obj, name, depth)
+        outer, self._within = self._within, obj
         row = pack_value([entry.name, kind, argument])
         self.flat.containers.append((name, "type", row))
         if isinstance(plain, dict):
@@ -358,6 +373,7 @@ class _Flattener:
             prefix = f"{name}/" if name else ""
             for position, item in enumerate(plain):
                 self.node(item, f"{prefix}{position}", depth + 1)
+        self._within = outer
         self._active.discard(id(obj))
 
     def _stateful(self, obj: object, name: str, depth: int) -> None:
@@ -369,9 +385,10 @@ class _Flattener:
         self._keep.append(captured)
         for below, attributes in captured.attributes.items():
             self._marks[join_name(name, below) if below else name] = attributes
-        outer, self._own = self._own, not is_adapted(obj)
+        outer = self._own, self._within
+        self._own, self._within = not is_adapted(obj), obj
         self.node(captured.tree, name, depth + 1)
-        self._own = outer
+        self._own, self._within = outer
         self._active.discard(id(obj))
 
     def _capture(self, obj: object, name: str) -> Captured:

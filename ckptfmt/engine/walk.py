@@ -119,14 +119,17 @@ class Visit:
 def walk(tree: object, *, rank: int = 0) -> Iterator[Visit]:
     """The tensors, stateful objects and values of a tree, in depth-first order.
 
-    What `per_rank` holds has the rank's number in its name. A registered type is one value here, also with tensors in it: it is replaced whole.
+    What `per_rank` holds has the rank's number in its name; one within another is no visit of its own.
+    A registered type is one value here, also with tensors in it: it is replaced whole.
 
     Raises:
         UsageError: As in `flatten`.
     """
     memo: dict[int, bool] = {}
+    of_rank = False  # within what `per_rank` holds
 
     def below(obj: Any, name: str, at: tuple[Any, Any], depth: int) -> Iterator[Visit]:
+        nonlocal of_rank
         kind = type(obj)
         if kind in BY_TYPE or kind in NO_TENSORS or isinstance(obj, np.generic):
             yield Visit(name, *at, obj, "value")
@@ -135,8 +138,11 @@ def walk(tree: object, *, rank: int = 0) -> Iterator[Visit]:
             if depth > TREE_DEPTH_MAX:
                 too_deep()
             if kind is PerRank:
-                yield Visit(name, *at, obj, "per_rank")
+                outer, of_rank = of_rank, True
+                if not outer:  # what is one rank's own already is not told of the others once more
+                    yield Visit(name, *at, obj, "per_rank")
                 yield from below(obj.value, join_name(name, str(rank)), (obj.held, ""), depth + 1)
+                of_rank = outer
                 return
             if kind in MAPPINGS and obj:
                 children = [(key, escape_key(key), item) for key, item in obj.items()]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -180,7 +180,7 @@ def group_steps(state: State, rules: Rules) -> Iterator[State]:
         yield go(DEAD, young=0, bad=False, target=me.target if me.visible else 0)
 
 
-NOTHING = {"young": 0, "target": 0}
+NOTHING: dict[str, Any] = {"young": 0, "target": 0}
 
 
 def rank_steps(state: State, r: int, rules: Rules) -> Iterator[State]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,9 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt.engine import flatten, per_rank
-from ckptfmt.errors import MismatchError
+from ckptfmt import FileGroup
+from ckptfmt.engine import PerRank, flatten, per_rank
+from ckptfmt.errors import MismatchError, UsageError
 
 
 def test_a_process_alone_is_rank_0_of_1(tmp_path: Path) -> None:
@@ -61,3 +65,77 @@ def test_a_failure_later_puts_the_old_value_back(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no"):
         ckptfmt.restore(target, tmp_path)
     assert target["pos"].value == 1
+
+
+class Holder:
+    """An object that is given its state back whole."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def state_dict(self) -> object:
+        return self.inner
+
+    def load_state_dict(self, state: object) -> None:
+        self.inner = state
+
+
+def test_a_value_of_a_rank_in_an_objects_state_is_refused_by_its_path(tmp_path: Path) -> None:
+    tree = {"a": [Holder({"k": 1, "p": per_rank(7)})]}
+    with pytest.raises(UsageError) as caught:
+        ckptfmt.save(tree, tmp_path)
+    assert str(caught.value) == (
+        "a value of each rank's own stands in an object that is given all of its state back: a/0/p: "
+        "found per_rank in the state of Holder; mark the object: per_rank(x); or give the value a place "
+        "of its own in the tree"
+    )
+    assert ckptfmt.Store(tmp_path).names() == []
+    ckptfmt.save({"a": [per_rank(Holder({"k": 1})), per_rank(7)]}, tmp_path)  # as it says
+
+
+NESTED: dict[str, Callable[[int], Any]] = {
+    "in dicts": lambda n: {"a": {"b": per_rank({"x": np.full(2, n), "n": n})}},
+    "in a list": lambda n: {"a": [np.ones(1), per_rank(n), [per_rank({"t": (n,)})]]},
+    "in a list without tensors": lambda n: {"a": [1, per_rank(n)]},
+    "in a tuple": lambda n: {"a": (np.ones(1), per_rank(n), {"b": per_rank(np.full(3, n))})},
+    "at the root": lambda n: per_rank({"k": np.full(1, n)}),
+    "in mappings of a kind": lambda n: {
+        "a": OrderedDict(z=per_rank(n), y=np.ones(2)),
+        "b": defaultdict(list, z=per_rank([n])),
+    },
+    "of an object": lambda n: {"a": {"s": per_rank(Holder({"k": np.full(1, n)}))}},
+    "empty": lambda n: {"a": {"b": per_rank({})}, "c": per_rank(n)},
+    "one within another": lambda n: {"a": per_rank({"q": per_rank(n), "r": [per_rank({"x": n})]})},
+}
+
+
+def plain(obj: Any) -> Any:
+    if isinstance(obj, PerRank):
+        return "of a rank", plain(obj.value)
+    if isinstance(obj, Holder):
+        return "object", plain(obj.inner)
+    if isinstance(obj, dict):
+        return {key: plain(item) for key, item in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [plain(item) for item in obj]
+    return obj.tolist() if isinstance(obj, np.ndarray) else obj
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_values_of_ranks_come_back_wherever_they_stand_in_the_tree(
+    name: str, tmp_path: Path
+) -> None:
+    make = NESTED[name]
+    targets = [make(0), make(0)]
+
+    def run(rank: int) -> bool:
+        group = FileGroup(rank, 2)
+        ckptfmt.save(make(5 + rank), tmp_path, step=1, group=group)
+        return ckptfmt.restore(targets[rank], tmp_path, group=group).clean
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [True, True]
+    assert [plain(target) for target in targets] == [plain(make(5)), plain(make(6))]
+    if name != "empty":
+        with pytest.raises(MismatchError, match="a value for each of 2 ranks"):
+            ckptfmt.restore(make(0), tmp_path)

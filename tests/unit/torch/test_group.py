@@ -326,7 +326,9 @@ def save_in_a_new_world(rank: int, size: int, path: Path) -> Any:
     second = dist.PrefixStore("second", base)
     dist.init_process_group("gloo", store=second, rank=rank, world_size=size)
     return [
-        ckt.save({"w": torch.ones(3)}, path / "both", step=s, group="world", timeout_s=20).name
+        ckt.save(
+            {"w": torch.ones(3)}, path / "both", step=s, group="world", timeout_s=TIMEOUT_S
+        ).name
         for s in (1, 2, 3)
     ]
 
