@@ -28,7 +28,11 @@ _DEFAULTS = {"torch": ("Keras", 1e-3), "keras": ("PyTorch", 1e-5)}
 
 
 def translate(
-    source: StrPath | Store | Checkpoint, like: object, *, rename: Mapping[str, str] = {}
+    source: StrPath | Store | Checkpoint,
+    like: object,
+    *,
+    rename: Mapping[str, str] = {},
+    layers: Mapping[str, str] = {},
 ) -> ForeignCheckpoint:
     """What Keras wrote as PyTorch modules want it, or the other way: names and layouts.
 
@@ -40,6 +44,8 @@ def translate(
         like: The tree to be restored: `{"model": model}`. Its models are all of one framework.
         rename: Layer in the source -> layer of `like`, as paths: `{"model/dense": "model/fc"}`;
             what is below goes along. "" is the top: `{"": "model"}` for a bare state dict.
+        layers: What a layer of the source is that `like` has not, by pattern, as in a preset of
+            `convert`: `{"^model/extra$": "keep"}`.
     Raises:
         UsageError: `like` has no model of PyTorch or Keras, or a `rename` finds nothing.
         UnsupportedError: A layer has no equal in the other framework.
@@ -59,13 +65,14 @@ def translate(
             do='pass the tree that is to be restored: {"model": model}',
         )
     rules: list[Rule] = [_moved(old, new) for old, new in rename.items()]
-    rules += [_rule_of(model) for model in models]
+    given = [(Pattern(pattern), kind) for pattern, kind in layers.items()]
+    rules += [_rule_of(model, given) for model in models]
     rules.append(_Seeds(like if frameworks == {"keras"} else None))
-    given = read_source(source)
-    mapped = map_tree(given.tree, given.flat, rules)
+    read = read_source(source)
+    mapped = map_tree(read.tree, read.flat, rules)
     for model in models:
         _warn_of_constants(model)
-    return ForeignCheckpoint(given.path, mapped.tree, given.info)
+    return ForeignCheckpoint(read.path, mapped.tree, read.info)
 
 
 def _moved(old: str, new: str) -> Rule:
@@ -111,7 +118,7 @@ class _Seeds(Rule):
         return table
 
 
-def _rule_of(model: LiveModel) -> Rule:
+def _rule_of(model: LiveModel, given: list[tuple[Pattern, str]]) -> Rule:
     known: dict[str, Layer] = {}
     for path, kind, facts in model.layers:
         if kind in LAYERS:
@@ -119,7 +126,7 @@ def _rule_of(model: LiveModel) -> Rule:
             full = "/".join(filter(None, (model.name, below)))
             known[full] = _layer(full, kind, facts)
     rule = KerasToTorch if model.framework == "torch" else TorchToKeras
-    return rule(Layers(known=known), model.name, below=model.name)
+    return rule(Layers(given, known), model.name)
 
 
 def _layer(path: str, kind: str, facts: Mapping[str, float]) -> Layer:

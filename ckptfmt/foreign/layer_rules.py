@@ -24,6 +24,8 @@ _NOTED = {"keras": "tf.", "torch": "torch."}
 KEEP = "keep"
 """In place of a kind: the layer's tensors stay as they are."""
 
+_COUNTER = "num_batches_tracked"
+"""Of PyTorch's batch normalization; Keras counts none."""
 _KIND = re.compile(r"(\w+)(?:\(([^()]*)\))?")
 _RNN = {4: "LSTM", 3: "GRU", 1: "SimpleRNN"}
 _PARTS = ("query", "key", "value", "attention_output")
@@ -108,16 +110,15 @@ class _LayerRule(Rule):
     """Layers of one framework as the other has them.
 
     Args:
-        root: The container that becomes, or was, a state dict: paths below it are one key. None:
-            the first key that all layers share.
-        below: Look at this part only.
+        root: The container that becomes, or was, a state dict: paths below it are one key, and
+            nothing else is looked at. None: the first key that all layers share.
     """
 
     preset = ""
     source = ""
 
-    def __init__(self, layers: Layers, root: str | None, *, below: str = "") -> None:
-        self.layers, self.root, self._below = layers, root, below
+    def __init__(self, layers: Layers, root: str | None) -> None:
+        self.layers, self.root = layers, root
         self.text = f"preset {self.preset}"
 
     def patterns(self) -> Iterator[str]:
@@ -125,7 +126,7 @@ class _LayerRule(Rule):
 
     def apply(self, leaves: Leaves) -> Table:
         table = Table(self.text)
-        part = f"{self._below}/" if self._below else ""
+        part = f"{self.root}/" if self.root else ""
         mine = {name: leaf for name, leaf in leaves.items() if name.startswith(part)}
         found = {layer.path: layer for layer in self._find(mine)}
         kinds = self._kinds(found)
@@ -188,7 +189,11 @@ class _LayerRule(Rule):
             clean = attributes_without(tensor, _NOTED[self.source])
             leaf = Leaf((tensor.foreign_name,), clean, None, steps)
             after[self._name(found.path, inner, root)] = leaf
-        table.change(dict(found.leaves.values()), after, layer.kind)
+        before = dict(found.leaves.values())
+        counter = found.leaves.get(_COUNTER)
+        if counter is not None and self.source == "torch":
+            table.change({counter[0]: before.pop(counter[0])}, {}, layer.kind)
+        table.change(before, after, layer.kind)
 
     @abstractmethod
     def _find(self, leaves: Leaves) -> list[_Found]: ...

@@ -98,6 +98,8 @@ def test_the_root_is_the_key_that_all_share_or_what_is_said(tmp_path: Path) -> N
         tmp_path / "s", {"g/a/kernel": (1, 2), "d/a/kernel": (1, 2)}, preset="keras-to-torch"
     )
     assert list(two) == ["g.a.weight", "d.a.weight"]
+    each = [{"preset": "keras-to-torch", "root": root} for root in "gd"]
+    assert list(ckptfmt.open_foreign(tmp_path / "s", rules=each)) == ["g/a.weight", "d/a.weight"]
 
 
 @pytest.mark.parametrize(
@@ -231,3 +233,15 @@ def test_a_bert_of_tf1_gets_the_names_of_hugging_face(tmp_path: Path) -> None:
         "cls.predictions.bias": (9,),
         "cls.seq_relationship.weight": (2, 2),
     }
+
+
+def test_what_a_preset_leaves_behind_is_listed(tmp_path: Path) -> None:
+    shapes: Shapes = {
+        "bn.weight": (3,), "bn.bias": (3,), "bn.running_mean": (3,), "bn.running_var": (3,),
+        "bn.num_batches_tracked": (),
+    }  # fmt: skip
+    opened(tmp_path / "s", shapes, preset="torch-to-keras")
+    rules = [{"preset": "torch-to-keras"}]
+    report = ckptfmt.convert(tmp_path / "s", tmp_path / "t", rules=rules, dry_run=True)
+    assert report.dropped == {"bn.num_batches_tracked": "preset torch-to-keras"}
+    assert len(report.loaded) == 4

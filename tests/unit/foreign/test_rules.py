@@ -229,3 +229,25 @@ def test_text_and_packed_types_go_through_rules_too(
     assert loaded["t1"].tolist() == [["dd"], ["e"], ["fff"]]
     assert loaded["h"].dtype == half.dtype
     assert loaded["h"].astype(int).tolist() == half.T.astype(int).tolist()
+
+
+def test_the_digests_are_compared_through_the_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that changes while it is written costs the checkpoint, transposed or not."""
+    from ckptfmt.foreign import conversion
+
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros((3, 4), np.float32))
+    check = conversion._check
+
+    def change_and_check(*args: Any, **options: Any) -> None:
+        with open(path, "r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"X")
+        check(*args, **options)
+
+    monkeypatch.setattr(conversion, "_check", change_and_check)
+    with pytest.raises(ckptfmt.CorruptError, match="source changed"):
+        ckptfmt.convert(path, tmp_path / "s", rules=[{"transpose": "^"}], durable=False)
+    assert ckptfmt.Store(tmp_path / "s").names() == []
