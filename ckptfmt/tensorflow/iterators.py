@@ -195,6 +195,13 @@ class IteratorTarget:
             warn(f"{self._state}: the input pipeline was changed: {self._note}")
         with tf.init_scope():
             self._old = _variants(self._iterator)
+            if self._old is None:
+                raise MismatchError(
+                    "an iterator whose position cannot be written down could not be moved back",
+                    reason="iterator",
+                    where=self._state,
+                    do="build the pipeline as it was when it was saved",
+                )
             try:
                 state = tf.io.parse_tensor(staged[self._state].tobytes(), tf.variant)
                 self._set(state)

@@ -246,7 +246,7 @@ def run_workers(script: Path, folder: Path, *more: str) -> list[Any]:
         for worker in workers:
             out, err = worker.communicate(timeout=240)
             assert worker.returncode == 0, err[-3000:]
-            said.append(json.loads(out.splitlines()[-1]))
+            said.append(json.loads(out.splitlines()[-1]) if out else None)
     finally:
         for worker in workers:
             worker.kill()
@@ -275,6 +275,17 @@ def test_two_workers_save_and_restore_one_checkpoint_together(tmp_path: Path) ->
         assert "object of this type cannot be saved: bad: found object" in seen["failed"]
     assert said[0]["failed"].startswith("ConflictError: another worker failed: found rank 1: ")
     assert "did not answer in time: rank 1" in said[0]["late"]
+
+
+@pytest.mark.slow
+def test_training_by_two_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
+    script = HERE / "training_workers.py"
+    expected = run_workers(script, tmp_path / "whole", "-1")
+    assert run_workers(script, tmp_path / "broken", "5") == [None, None]
+    assert ckptfmt.Store(tmp_path / "broken").steps() in ([2], [2, 4]), "4 was in flight"
+    assert run_workers(script, tmp_path / "broken", "-1") == expected
+    assert expected[0]["w"] == expected[1]["w"]
+    assert expected[0]["seen"] != expected[1]["seen"]
 
 
 @pytest.mark.slow

@@ -76,6 +76,15 @@ def test_a_transformation_without_state_to_save_is_refused_by_name(tmp_path: Pat
         ckf.save({"data": advanced(generated().batch(2), 1)}, tmp_path)
 
 
+def test_an_iterator_that_could_not_be_moved_back_is_not_moved(tmp_path: Path) -> None:
+    with pytest.warns(ckptfmt.CkptWarning, match="PyFunc"):  # it has not begun: it can be saved
+        ckf.save({"data": iter(generated())}, tmp_path)
+    target = advanced(generated(), 3)
+    with pytest.raises(ckptfmt.MismatchError, match=r"could not be moved back: data/state"):
+        ckf.restore({"data": target}, tmp_path)
+    assert rest(target) == list(range(3, 10))
+
+
 def test_state_of_its_functions_is_warned_of_by_op(tmp_path: Path) -> None:
     random = Range(5).map(lambda x: tf.random.uniform(()))
     with pytest.warns(ckptfmt.CkptWarning, match="data: its position is saved.*RandomUniform"):
