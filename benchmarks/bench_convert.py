@@ -6,7 +6,8 @@
 a file of torch.save and a TensorFlow checkpoint with the same values into a store: durably, every
 checksum of the file compared, and the digests compared with the file once more. `of_save_rate` is the
 rate of a conversion over that of the save of the same round; the order changes from round to round.
-`convert transposed` turns every tensor on the way. The files are in the page cache, but for `cold ...`.
+`convert transposed` turns every tensor on the way; `export ...` writes the saved store as such a file,
+durably, and reads it back. The files are in the page cache, but for `cold ...`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Ours:
             ("convert transposed", partial(self.convert, pt, folder / "turned", turn)),
             ("cold convert pt", partial(self.convert, pt, folder / "cold-pt", [])),
             ("cold convert bundle", partial(self.convert, bundle, folder / "cold-bundle", [])),
+            ("export pt", partial(self.export, folder, "exported.pt")),
+            ("export bundle", partial(self.export, folder, "exported.index")),
         ]
         first = int(folder.name.rpartition("-")[2]) % len(timed)
         return {
@@ -90,6 +93,14 @@ class Ours:
 
         begin = time.perf_counter()
         ckptfmt.convert(source, store, rules=rules)
+        seconds = time.perf_counter() - begin
+        return rounds.Numbers(of_save_rate=self.save_s / seconds)
+
+    def export(self, folder: Path, name: str) -> rounds.Numbers:
+        import ckptfmt
+
+        begin = time.perf_counter()
+        ckptfmt.export(folder / "saved", folder / name)
         seconds = time.perf_counter() - begin
         return rounds.Numbers(of_save_rate=self.save_s / seconds)
 

@@ -15,6 +15,7 @@ from ckptfmt.storage.failures import from_write_error
 from ckptfmt.storage.keys import check_key
 from ckptfmt.storage.process import Process, is_abandoned_temporary, temporary_name
 from ckptfmt.storage.registry import BACKENDS, open_backend
+from ckptfmt.storage.syscalls import sync_directory
 
 __all__ = [
     "BACKENDS",
@@ -28,5 +29,6 @@ __all__ = [
     "from_write_error",
     "is_abandoned_temporary",
     "open_backend",
+    "sync_directory",
     "temporary_name",
 ]

@@ -90,8 +90,7 @@ def export(
             with Reporter(progress, "export", plan.nbytes) as reporter, writing(os.fspath(dst)):
                 tree.on_progress(reporter.advance)
                 final = exporter.write(plan, staging)
-            with ReadAhead(staging) as ahead:
-                _check(plan, exporter.read_back(plan, staging), ahead, progress)
+            _check(plan, exporter.read_back(plan, staging), ReadAhead(staging), progress)
             if exporter.shape == "folder":
                 staging.publish_folder(exporter.name, replace=replace)
             else:
@@ -219,8 +218,9 @@ def _check(
 ) -> None:
     """Compare what the written file says with what the source held."""
     done, total = 0, plan.nbytes
+    ahead.more(_AHEAD_NBYTES)
     for tensor in plan.tensors:
-        ahead.to(done + tensor.nbytes + _AHEAD_NBYTES)
+        ahead.more(tensor.nbytes)
         known: dict[Hashable, bytes] = {}
         for name in tensor.names:
             if name not in plan.names:

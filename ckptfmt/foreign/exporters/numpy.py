@@ -51,7 +51,7 @@ class NumpyExporter(Exporter):
 
     @property
     def _is_array(self) -> bool:
-        return self.name.endswith(_SUFFIX)
+        return self.name.lower().endswith(_SUFFIX)
 
     def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
         with staging.stream(self.name, plan.nbytes) as stream:

@@ -35,7 +35,7 @@ class SafetensorsExporter(Exporter):
 
     def __init__(self, dst: str) -> None:
         super().__init__(dst)
-        self.shape = "file" if dst.endswith(SUFFIX) else "folder"
+        self.shape = "file" if dst.lower().endswith(SUFFIX) else "folder"
 
     def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
         plan = ExportPlan(tree, state=int(options["shard_nbytes"]))
@@ -89,6 +89,7 @@ def _metadata(plan: ExportPlan, joined: Mapping[str, str]) -> dict[str, str]:
     made = {
         key: value if isinstance(value, str) else json.dumps(value, default=str)
         for key, value in plan.tree.metadata.items()
+        if not key.startswith("ckptfmt.")  # the format's own
     }
     made.setdefault("format", "pt")
     for tensor in plan.tensors:

@@ -19,6 +19,7 @@ from ckptfmt.storage import (
     from_write_error,
     is_abandoned_temporary,
     open_backend,
+    sync_directory,
     temporary_name,
 )
 from ckptfmt.types import Key
@@ -89,7 +90,7 @@ class Staging:
             if replace and len(names) > 1:
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(self.parent, names[-1][1]))
-                    self._sync_parent()
+                    sync_directory(self.parent)
             try:
                 for staged, final in names:
                     target = os.path.join(self.parent, final)
@@ -100,7 +101,7 @@ class Staging:
                     for target in given:
                         os.unlink(target)
                 raise
-            self._sync_parent()
+            sync_directory(self.parent)
 
     def publish_folder(self, final: str, *, replace: bool) -> None:
         """Give the folder its final name."""
@@ -109,14 +110,15 @@ class Staging:
             os.rmdir(self.path("tmp"))
         with writing(target):
             if replace and os.path.lexists(target):
-                old = os.path.join(self.parent, _PREFIX + temporary_name(_KIND))
+                # A name that no export removes: if this process dies now, it is all that is left.
+                old = os.path.join(self.parent, f"{_PREFIX}replaced-{os.urandom(8).hex()}")
                 os.rename(target, old)
                 try:
                     os.rename(self.folder, target)
                 except BaseException:
                     os.rename(old, target)
                     raise
-                self._sync_parent()
+                sync_directory(self.parent)
                 _remove(old)
                 return
             try:
@@ -125,13 +127,7 @@ class Staging:
                 if os.path.lexists(target):
                     raise taken(target) from error
                 raise
-            self._sync_parent()
-
-    def _sync_parent(self) -> None:
-        # A directory's name ends in a slash; the parent's own has none below itself.
-        open_backend(os.path.dirname(self.parent) or self.parent).sync(
-            [Key(f"{os.path.basename(self.parent)}/")]
-        )
+            sync_directory(self.parent)
 
 
 def _give_name(staged: str, target: str, *, replace: bool) -> None:
@@ -151,36 +147,30 @@ def _give_name(staged: str, target: str, *, replace: bool) -> None:
 
 
 class ReadAhead:
-    """Has the system read files of a folder, in the order of their sizes' sum, before they are used.
+    """Has the system read files of a folder, one after another, before they are used.
 
     What was written directly is not in the page cache, and a map is read page by page at a third of
-    the disk's rate. A context manager.
+    the disk's rate.
     """
 
     def __init__(self, staging: Staging) -> None:
-        self._files: list[tuple[int, int]] = []
+        self._files: list[tuple[str, int]] = []
         self._done = 0
         for folder, _, names in os.walk(staging.folder):
-            for name in sorted(names):
-                descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
-                self._files.append((descriptor, os.fstat(descriptor).st_size))
+            paths = [os.path.join(folder, name) for name in sorted(names)]
+            self._files += [(path, os.path.getsize(path)) for path in paths]
 
-    def to(self, position: int) -> None:
-        """Read up to this byte of all files together."""
-        begin = 0
-        for descriptor, nbytes in self._files:
-            start, stop = max(self._done - begin, 0), min(position - begin, nbytes)
-            if start < stop and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
-            begin += nbytes
-        self._done = max(self._done, position)
-
-    def __enter__(self) -> ReadAhead:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for descriptor, _ in self._files:
-            os.close(descriptor)
+    def more(self, nbytes: int) -> None:
+        """Read so many bytes more."""
+        while self._files and nbytes > 0 and hasattr(os, "posix_fadvise"):
+            path, size = self._files[0]
+            count = min(nbytes, size - self._done)
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), self._done, count, os.POSIX_FADV_WILLNEED)
+            nbytes, self._done = nbytes - count, self._done + count
+            if self._done == size:
+                self._files.pop(0)
+                self._done = 0
 
 
 def replace_file(path: str, data: bytes) -> None:
