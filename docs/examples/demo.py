@@ -189,7 +189,7 @@ def check_store(store: Path, reference: Path, kill: Kill, outcome: Outcome) -> N
     outcome.add("left behind by the killed save", f"{len(left[0])} files", left == ([], 0))
 
 
-def report(outcome: Outcome, kill: Kill, store: Path, seconds: float) -> int:
+def report(outcome: Outcome, kill: Kill, store: Path, page: Path, seconds: float) -> int:
     table = Table()
     table.add_column("")
     table.add_column("claim")
@@ -201,7 +201,8 @@ def report(outcome: Outcome, kill: Kill, store: Path, seconds: float) -> int:
     console.print(
         f"Killed while saving step {kill.step}, resumed from step {kill.newest}; "
         f"{seconds:.0f} s in all.\n"
-        f"Look around: [bold].venv/bin/ckptfmt show {os.path.relpath(store)}[/]"
+        f"Look around: [bold].venv/bin/ckptfmt show {os.path.relpath(store)}[/]\n"
+        f"The run on one page: open [bold]{os.path.relpath(page)}[/] in a browser"
     )
     return 0 if all(held for _, _, held in outcome.lines) else 1
 
@@ -248,7 +249,10 @@ def main() -> int:
     check_runs(alone, killed, outcome)
     check_readers(store, folder, killed, outcome)
     check_store(store, reference, kill, outcome)
-    return report(outcome, kill, store, time.perf_counter() - began)
+    page = folder / "report.html"
+    written = ckptfmt("report", str(store), "-o", str(page)) == 0
+    outcome.add("its story on one page", f"{page.stat().st_size / 1e3:.0f} kB", written)
+    return report(outcome, kill, store, page, time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The training program of the demo: an ordinary loop, and five lines of it are about checkpoints.
+"""The training program of the demo: an ordinary loop, and four lines of it are about checkpoints.
 
     python demo_train.py --store runs/a --result result.json
 
@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import random
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 
 import ckptfmt
 import ckptfmt.torch as ckt
+from ckptfmt import hooks
 
 BATCH, THREADS, SEED = 8, 2, 20
 PROBES = [
@@ -98,6 +98,19 @@ def summary(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def told(event: ckptfmt.Event) -> None:
+    """A hook: what the manager does, on the terminal."""
+    if event.kind == "save.start":
+        print(f"step {event.step:>3}  saving ...", flush=True)
+    elif event.kind == "save.commit":
+        print(
+            f"step {event.step:>3}  saved: {event.total_nbytes / 1e6:.0f} MB of state, "
+            f"{event.nbytes / 1e6:.0f} MB written; the loop was held {event.data['stall_s']:.2f} s, "
+            f"durable after {event.seconds:.2f} s",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", required=True)
@@ -128,36 +141,29 @@ def main() -> None:
         "history": History(),
         "rng": ckt.rng_state(),
     }
-    try:
-        start = ckt.restore(state, options.store).step
-        print(f"resumed from step {start}", flush=True)
-    except ckptfmt.NotFoundError:
-        start = 0
-        pretrained = ckptfmt.open_foreign(model_folder() / "model.safetensors")
-        ckt.restore(model, pretrained, allow_unexpected=("pooler.*", "embeddings.position_ids"))
-        print(f"started from {len(model.state_dict())} pretrained tensors", flush=True)
+    events = hooks.jsonl(Path(options.store) / "events.jsonl")  # what `ckptfmt report` tells
+    with ckptfmt.Manager(options.store, save_when=options.every, hooks=[events, told]) as manager:
+        start = manager.restore(state).step
+        if start:
+            print(f"resumed from step {start}", flush=True)
+        else:
+            pretrained = ckptfmt.open_foreign(model_folder() / "model.safetensors")
+            ckt.restore(model, pretrained, allow_unexpected=("pooler.*", "embeddings.position_ids"))
+            print(f"started from {len(model.state_dict())} pretrained tensors", flush=True)
 
-    model.train()
-    for step in range(start, options.steps):
-        batch = [pairs[number] for number in state["data"].next_batch()]
-        left = model(tokenizer.batch([first for first, _ in batch]))
-        right = model(tokenizer.batch([second for _, second in batch]))
-        loss = F.cross_entropy(left @ right.T * 20, torch.arange(BATCH))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        state["history"].losses.append(loss.item())
-        line = f"step {step + 1:>3}  loss {loss.item():.4f}"
-        if (step + 1) % options.every == 0:
-            print(f"{line}  saving ...", flush=True)
-            began = time.perf_counter()
-            info = ckt.save(state, options.store, step=step + 1, metrics={"loss": loss.item()})
-            line = (
-                f"{'':>8}  {info.nbytes / 1e6:.0f} MB of state, {info.written_nbytes / 1e6:.0f} MB "
-                f"written, {time.perf_counter() - began:.2f} s"
-            )
-        print(line, flush=True)
+        model.train()
+        for step in range(start, options.steps):
+            batch = [pairs[number] for number in state["data"].next_batch()]
+            left = model(tokenizer.batch([first for first, _ in batch]))
+            right = model(tokenizer.batch([second for _, second in batch]))
+            loss = F.cross_entropy(left @ right.T * 20, torch.arange(BATCH))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            state["history"].losses.append(loss.item())
+            print(f"step {step + 1:>3}  loss {loss.item():.4f}", flush=True)
+            manager.save(state, step=step + 1, metrics={"loss": loss.item()})  # if it is time
 
     result = {"start": start, **summary(state)}
     with torch.no_grad():

@@ -28,5 +28,7 @@ def test_demo_survives_a_kill_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     table = done.stdout[done.stdout.index("what was promised") :]
     assert table.count("yes") >= 10
     assert "NO" not in table
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "resumed from step" in page  # the kill is part of the story
     for claim in ("AdamW state, bit for bit", "read by TensorFlow", "killed saving a step"):
         assert claim in table
