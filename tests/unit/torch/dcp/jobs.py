@@ -10,7 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard as Shard_
+from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata
+from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -268,3 +272,70 @@ def in_a_group(rank: int, world: int, path: str) -> Any:
     target = {"w": torch.zeros(4)}
     cdcp.load(target, path, process_group=group)
     return info.name, target["w"].tolist()
+
+
+# -- the state dicts of torch's own planner tests --------------------------------------------------
+
+
+def _sharded(rank: int, world: int, per_rank: int, *, filled: bool) -> ShardedTensor:
+    """A ShardedTensor of 64 elements: shards of equal size, neighbours on one rank."""
+    size = 64 // (world * per_rank)
+    rows = [
+        ShardMetadata([at * size], [size], f"rank:{at // per_rank}/cpu")
+        for at in range(world * per_rank)
+    ]
+    mine = rows[rank * per_rank : (rank + 1) * per_rank]
+    shards = [Shard_(torch.arange(64.0)[r.shard_offsets[0] :][:size] * filled, r) for r in mine]
+    metadata = ShardedTensorMetadata(
+        rows, torch.Size([64]), TensorProperties(torch.float32, torch.strided, False)
+    )
+    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata)
+
+
+def planner_state(rank: int, world: int, per_rank: int, *, filled: bool) -> dict[str, Any]:
+    def tensor(*shape: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(sum(shape))
+        return torch.rand(*shape, generator=generator) * filled
+
+    return {
+        "tensor": tensor(10),
+        "value": [1, 2, 3] if filled else None,
+        "st": _sharded(rank, world, per_rank, filled=filled),
+        "nested": {
+            "list": [tensor(2), {"deep": {"er": tensor(3, 4)}}],
+            "st": _sharded(rank, world, 1, filled=filled),
+            "object": {"n": None, "text": "t", "complex": 1j}
+            if filled
+            else {"n": 1, "text": "", "complex": 0},
+        },
+        "bytes": b"\0raw" if filled else b"",
+        "module": nn.Linear(2, 3).state_dict(),
+        "empty": tensor(0, 4),
+    }
+
+
+def _seen(state: Any) -> Any:
+    if isinstance(state, ShardedTensor):
+        return [(s.metadata.shard_offsets, s.tensor.tolist()) for s in state.local_shards()]
+    if isinstance(state, torch.Tensor):
+        return str(state.dtype), state.tolist()
+    if isinstance(state, dict):
+        return {key: _seen(item) for key, item in state.items()}
+    return [_seen(item) for item in state] if isinstance(state, list) else repr(state)
+
+
+def save_planner_state(rank: int, world: int, path: str, per_rank: int) -> Any:
+    torch.manual_seed(0)
+    state = planner_state(rank, world, per_rank, filled=True)
+    dcp.save(state, storage_writer=cdcp.CkptfmtWriter(path, step=1), planner=DefaultSavePlanner())
+
+
+def load_planner_state(rank: int, world: int, path: str, per_rank: int, torchs: bool) -> Any:
+    torch.manual_seed(1)
+    state = planner_state(rank, world, per_rank, filled=False)
+    if torchs:
+        dcp.load(state, storage_reader=cdcp.CkptfmtReader(path), planner=DefaultLoadPlanner())
+    else:
+        cdcp.load(state, path)
+    torch.manual_seed(0)
+    return repr(_seen(state)), repr(_seen(planner_state(rank, world, per_rank, filled=True)))

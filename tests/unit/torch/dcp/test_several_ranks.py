@@ -142,6 +142,22 @@ def test_ranks_with_keys_of_their_own_are_one_tree(
         assert (tensor.tolist(), number) == ([rank, rank], rank)
 
 
+def test_the_state_dicts_of_torchs_planner_tests_come_back(ranks: Any, tmp_path: Path) -> None:
+    """Nested, sharded in shards of several sizes, replicated, bytes, objects, without elements."""
+    path = str(tmp_path / "s")
+    ranks.run(JOBS, "save_planner_state", 4, path=path, per_rank=2)
+    for world, per_rank, torchs in ((4, 1, True), (2, 8, False), (1, 4, True)):
+        rows = ranks.run(
+            JOBS, "load_planner_state", world, path=path, per_rank=per_rank, torchs=torchs
+        )
+        for found, expected in rows:
+            assert found == expected
+    loaded = ckptfmt.load(path)
+    assert loaded["st"].tolist() == loaded["nested"]["st"].tolist() == list(range(64))
+    assert loaded["nested"]["object"] == {"n": None, "text": "t", "complex": 1j}
+    assert (loaded["bytes"], loaded["value"]) == (b"\0raw", [1, 2, 3])
+
+
 def test_without_collectives_each_rank_has_a_checkpoint_of_its_own(
     ranks: Any, tmp_path: Path
 ) -> None:
