@@ -20,6 +20,7 @@ from ckptfmt.errors import UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.flat import box_of_runs
 from ckptfmt.foreign.mapping import corrupt as damage
+from ckptfmt.foreign.mapping import gathered
 from ckptfmt.format import dtype_of
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class _Array:
         header = self._header
         flat = self.run(0, math.prod(header.shape))
         if header.is_fortran:
-            return np.ascontiguousarray(flat.reshape(header.shape, order="F"))
+            return gathered(flat.reshape(header.shape, order="F"))
         return flat.reshape(header.shape)
 
     def run(self, first: int, last: int) -> NDArray[Any]:
@@ -189,7 +190,7 @@ class _Array:
     def fortran_box(self, sides: tuple[slice, ...]) -> NDArray[Any]:
         header = self._header
         raw = self._read(header.start, header.nbytes).view(header.dtype)
-        return self._native(np.ascontiguousarray(raw.reshape(header.shape, order="F")[sides]))
+        return self._native(gathered(raw.reshape(header.shape, order="F")[sides]))
 
     def _native(self, array: NDArray[Any]) -> NDArray[Any]:
         made = array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -13,6 +13,7 @@ import numpy as np
 from ckptfmt.foreign.base import open_regular
 from ckptfmt.foreign.bundle.types import BOOL, STRING, TYPES, Entry
 from ckptfmt.foreign.crc32c import crc32c, masked
+from ckptfmt.foreign.mapping import gathered, word
 from ckptfmt.foreign.protobuf import parse_varint
 from ckptfmt.foreign.sstable import corrupt
 
@@ -65,10 +66,10 @@ class DataFiles:
         """A box of a tensor that is no string, in the machine's byte order."""
         kind, at = TYPES[entry.type], f"{self.where(entry)}, tensor {ascii(name)[:200]}"
         self._check_raw(entry, at)
-        raw = self.raw(entry).view(f"V{kind.nbytes}").reshape(entry.shape)
+        raw = self.raw(entry).view(word(kind.nbytes)).reshape(entry.shape)
         index: tuple[Any, ...] = (*sides, ...)
         wanted = raw[index]
-        cut = np.ascontiguousarray(wanted)  # which makes one axis of none
+        cut = gathered(wanted)  # which makes one axis of none
         part = entry._replace(shape=wanted.shape)
         return _view(cut.reshape(-1).view(np.uint8), part, self.big_endian)
 

@@ -11,6 +11,7 @@ import numpy as np
 from ckptfmt.foreign.hdf5.cursor import UNDEFINED, File, corrupt
 from ckptfmt.foreign.hdf5.messages import DEFLATE, FLETCHER, SHUFFLE
 from ckptfmt.foreign.hdf5.objects import tree_entries
+from ckptfmt.foreign.mapping import word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,8 +81,7 @@ class Chunks:
 
     def read(self, sides: tuple[slice, ...]) -> NDArray[Any]:
         """A box, as elements of `width` bytes."""
-        word = np.dtype(f"V{self.width}")
-        made = np.empty([side.stop - side.start for side in sides], word)
+        made = np.empty([side.stop - side.start for side in sides], word(self.width))
         ranges = [range(side.start // c, -(-side.stop // c)) for side, c in zip(sides, self.chunk)]
         if not made.size:
             return made

@@ -14,6 +14,7 @@ import numpy as np
 
 from ckptfmt.errors import CorruptError
 from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.mapping import gathered, word
 from ckptfmt.foreign.pickle_builders import need
 from ckptfmt.foreign.pickle_tree import Node, TreeMaker
 from ckptfmt.foreign.pytorch.dtypes import NARROW, X2, TorchDtype
@@ -166,22 +167,22 @@ class Strided(Node):
         if dtype.packed > 1 and dtype.name != X2:
             return self._unpacked(raw)
         # Elements as plain words: every pattern of bits stays as it is.
-        word = np.dtype(f"V{dtype.itemsize}")
+        element = word(dtype.itemsize)
         strides = [n * dtype.itemsize for n in self.strides]
         array: NDArray[Any]
         if self.is_contiguous:
             start = self.offset * dtype.itemsize
             flat = raw[start : start + math.prod(self.shape) * dtype.itemsize]
-            array = flat.view(word).reshape(self.shape)
+            array = flat.view(element).reshape(self.shape)
         else:
             # NumPy checks once more that nothing lies outside the buffer.
-            array = np.ascontiguousarray(
-                np.ndarray(self.shape, word, raw, self.offset * dtype.itemsize, strides)
+            array = gathered(
+                np.ndarray(self.shape, element, raw, self.offset * dtype.itemsize, strides)
             )
         if self.storage.swapped and dtype.component > 1:
-            array = _words(array, dtype).byteswap().view(word).reshape(self.shape)
+            array = _words(array, dtype).byteswap().view(element).reshape(self.shape)
         if self.conj or self.neg:
-            array = self._signed(array).view(word).reshape(self.shape)
+            array = self._signed(array).view(element).reshape(self.shape)
         return self._as_stored(array)
 
     def _signed(self, array: NDArray[Any]) -> NDArray[Any]:
