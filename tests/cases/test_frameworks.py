@@ -306,3 +306,23 @@ def test_a_dense_behind_a_flatten_is_reordered_by_rules(tmp_path: Path) -> None:
     with torch.no_grad():
         got = t(torch.from_numpy(np.ascontiguousarray(to_channels_first(x)))).numpy()
     assert np.abs(k(x).numpy() - got).max() < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_every_kind_of_file_that_keras_writes_is_a_source(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    k = keras.Sequential([L.Input((7, 6)), L.LSTM(5, return_sequences=True), L.GRU(4), L.Dense(3)])
+    t = N.ModuleDict({"lstm": N.LSTM(6, 5, batch_first=True), "gru": N.GRU(5, 4, batch_first=True),
+                      "dense": N.Linear(4, 3)})  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((2, 7, 6)).astype(np.float32)
+    k.save(tmp_path / "m.keras")
+    k.save_weights(tmp_path / "m.weights.h5")
+    tf.train.Checkpoint(model=k).write(str(tmp_path / "ckpt"))
+    for name in ("m.keras", "m.weights.h5", "ckpt"):
+        with torch.no_grad():
+            for parameter in t.parameters():
+                parameter.zero_()
+            ckt.restore({"model": t}, ckptfmt.translate(tmp_path / name, {"model": t}))
+            made = t["dense"](t["gru"](t["lstm"](torch.from_numpy(x))[0])[0][:, -1])
+        assert np.abs(k(x).numpy() - made.numpy()).max() < 1e-5, name
