@@ -21,7 +21,7 @@ from ckptfmt.tensorflow.deferred import Waiting, convert, current
 from ckptfmt.tensorflow.distributed import assign_as_one
 from ckptfmt.tensorflow.hooks import Listener, listen, listen_for_children
 from ckptfmt.tensorflow.keras_objects import given_name, trust_full_name
-from ckptfmt.tensorflow.matching import absolute, match, unique_full_names
+from ckptfmt.tensorflow.matching import absolute, match, stored_aliases, unique_full_names
 from ckptfmt.tensorflow.objects import children, empty_nodes
 from ckptfmt.tensorflow.own_state import fill_late
 from ckptfmt.tensorflow.replicas import SUFFIX, fill_replicas
@@ -85,6 +85,8 @@ class ObjectWaiting(Waiting):
         self._missing = missing
         unique = set(unique_full_names(stored).values())
         self._leaves = {n: stored[n] if n in unique else _nameless(stored[n]) for n in values}
+        self._aliases = stored_aliases(self._leaves, name)
+        self._full_names = unique_full_names(self._leaves)
         self._watched: dict[int, Any] = {}
 
     def start(self) -> None:
@@ -155,7 +157,7 @@ class ObjectWaiting(Waiting):
     def _fill(self, found: Sequence[Found]) -> list[Found]:
         """Give variables the values that wait for them: all of those that came, or none."""
         rules = self.deferred.rules
-        waiting = {n: leaf for n, leaf in self._leaves.items() if n in self.values}
+        waiting = self._waiting_for(found)
         ready: list[tuple[Found, str, Any]] = []
         for one, (stored, _) in zip(found, match(found, waiting, self.name)):
             if stored:
@@ -163,12 +165,19 @@ class ObjectWaiting(Waiting):
                 ready.append((one, stored, fitting(one.variable, self.values[stored], rules, name)))
         for one, stored, value in ready:
             put(one.variable, value, stored)
-            self.take(stored, absolute(self.name, one.name))
+            self.take(stored, absolute(self.name, one.name), one.variable)
             beside = f"{stored}{SUFFIX}"
             if beside in self.values:
                 fill_replicas(one.variable, self.values[beside], beside)
                 self.take(beside, beside)
         return [one for one, _, _ in ready]
+
+    def _waiting_for(self, found: Sequence[Found]) -> dict[str, StoredLeaf]:
+        """What may be stored of variables: of thousands that wait, few are looked at for a layer."""
+        names = [absolute(self.name, n) for one in found for n in (one.name, *one.aliases)]
+        maybe = [*names, *(self._aliases.get(name, "") for name in names)]
+        maybe += [self._full_names.get(one.full_name, "") for one in found]
+        return {n: self._leaves[n] for n in maybe if n in self._leaves and n in self.values}
 
     def _fill_holders(self, holders: Sequence[Found]) -> None:
         """Objects whose state is in no variable, such as tables that are made by `build`."""
@@ -185,11 +194,12 @@ class ObjectWaiting(Waiting):
             name
             for one in found
             if id(one.variable) not in given
-            and (name := absolute(self.name, one.name)) not in self.arrived
+            and id(one.variable) not in self.came
+            and (name := absolute(self.name, one.name))
             and self._missing(one.variable, name)
             and rules.missing(name)
         ]
-        below = [name for name in self.values if where in _and_above(name)]
+        below = [n for n in self.values if not where or n == where or n.startswith(f"{where}/")]
         later = waits_below(made, below, where)
         left = [name for name in below if name not in later and rules.unexpected(name)]
         if missing or left:

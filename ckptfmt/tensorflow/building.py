@@ -85,18 +85,22 @@ class Recorded:
         """
         tried: set[int] = set()
         while todo := self._unbuilt(tried):
-            name, layer = todo[0]
-            tried.add(id(layer))
-            try:
-                _build(layer, dict(self.configs[name]))
-            except Exception as error:
-                raise MismatchError(
-                    "a layer cannot be built from the config that was recorded at save",
-                    reason="build",
-                    where=absolute(self.name, name),
-                    found=f"{type(error).__name__}: {error}"[:300],
-                    do="build it first, or leave out build=: its values wait for it",
-                ) from error
+            for name, layer in todo:
+                tried.add(id(layer))
+                if not layer.built:  # by another, whose part it is
+                    self._build(name, layer)
+
+    def _build(self, name: str, layer: Any) -> None:
+        try:
+            _build(layer, dict(self.configs[name]))
+        except Exception as error:
+            raise MismatchError(
+                "a layer cannot be built from the config that was recorded at save",
+                reason="build",
+                where=absolute(self.name, name),
+                found=f"{type(error).__name__}: {error}"[:300],
+                do="build it first, or leave out build=: its values wait for it",
+            ) from error
 
     def _unbuilt(self, tried: set[int]) -> list[tuple[str, Any]]:
         """Innermost first. Building one may have made others."""

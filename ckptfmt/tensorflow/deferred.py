@@ -59,6 +59,7 @@ class Waiting:
         name: The target's.
         values: Stored name -> array or plain value, on the host, in memory of its own.
         arrived: Names that came after the restore, and were filled.
+        came: Their variables, by id: one may have another name when more of its paths are there.
     """
 
     def __init__(self, obj: Any, name: str, deferred: Deferred, values: dict[str, Any]) -> None:
@@ -66,6 +67,7 @@ class Waiting:
         self.name = name
         self.values = values
         self.arrived: dict[str, None] = {}
+        self.came: dict[int, Any] = {}
         self.deferred = deferred
         self._removes: list[Remove] = []
         self._failures: dict[int, tuple[Any, MismatchError]] = {}
@@ -75,9 +77,10 @@ class Waiting:
     def hooked(self, remove: Remove) -> None:
         self._removes.append(remove)
 
-    def take(self, stored: str, name: str) -> None:
+    def take(self, stored: str, name: str, variable: Any = None) -> None:
         """A value has found its variable."""
         del self.values[stored]
+        self.came[id(variable)] = variable
         self.arrived[name] = None
         self.deferred.record.names.pop(stored, None)
 

@@ -59,11 +59,7 @@ def match(found: Sequence[Found], stored: Mapping[str, StoredLeaf], where: str) 
     A leaf that one variable has by its path is nobody else's by full name.
     """
     names = {absolute(where, one.name) for one in found}
-    by_alias = {
-        absolute(where, alias): name
-        for name, leaf in stored.items()
-        for alias in _texts(leaf.attributes.get(ALIASES))
-    }
+    by_alias = stored_aliases(stored, where)
     by_full = unique_full_names(stored)
     uses = Counter(one.full_name for one in found)
     made: list[Source] = []
@@ -84,6 +80,15 @@ def match(found: Sequence[Found], stored: Mapping[str, StoredLeaf], where: str) 
         else:
             made.append(("", ""))
     return made
+
+
+def stored_aliases(stored: Mapping[str, StoredLeaf], where: str) -> dict[str, str]:
+    """Other path -> stored name."""
+    return {
+        absolute(where, alias): name
+        for name, leaf in stored.items()
+        for alias in _texts(leaf.attributes.get(ALIASES))
+    }
 
 
 def _texts(value: object) -> list[str]:

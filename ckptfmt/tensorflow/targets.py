@@ -156,11 +156,12 @@ class ObjectTarget:
 
     def unfilled(self) -> list[str]:
         """Names of variables that were made after the restore and had no value in it."""
-        late = [] if self._waiting is None else self._waiting.arrived
+        came = {} if self._waiting is None else self._waiting.came
         return [
             name
             for one in survey(self._obj, self.name).found
-            if (name := absolute(self.name, one.name)) not in late
+            if id(one.variable) not in came
+            and (name := absolute(self.name, one.name))
             and self._missing(one.variable, name)
         ]
 

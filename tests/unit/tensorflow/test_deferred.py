@@ -398,3 +398,20 @@ def test_a_save_of_what_still_waits_says_that_it_lacks_it(
     ckf.save({"model": fresh}, tmp_path, step=2)
     status.assert_consumed()
     assert np.array_equal(ckptfmt.load(tmp_path)["model"]["head"]["kernel"], net.head.kernel)
+
+
+@pytest.mark.parametrize("build", [False, True])
+def test_a_variable_that_is_found_by_a_shorter_path_when_more_is_built_is_still_filled(
+    tmp_path: Path, build: bool
+) -> None:
+    def make() -> Any:
+        # It holds the kernel of the layer inside of it in an attribute of its own.
+        return keras.Sequential([keras.layers.SpectralNormalization(keras.layers.Dense(2))])
+
+    first, fresh = make(), make()
+    first(X)
+    ckf.save({"m": first}, tmp_path, step=1)
+    status = ckf.restore({"m": fresh}, tmp_path, build=build)
+    fresh(X)
+    status.assert_consumed()
+    assert same(first, fresh)
