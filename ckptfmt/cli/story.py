@@ -22,6 +22,9 @@ TELLING = frozenset(
 )
 """Kinds of events that a person should read."""
 
+ENDS = frozenset({"save.commit", "save.error", "save.skipped"})
+"""Kinds that end what `save.start` began."""
+
 
 @dataclass(slots=True)
 class Commit:
@@ -101,10 +104,33 @@ def read_story(store: Store, events: str | None, *, groups: bool = True) -> Stor
         store.url,
         latest.name if latest is not None else None,
         sorted(commits.values(), key=lambda commit: commit.time_s),
-        [row for row in rows if row["kind"] in TELLING or row["kind"] == "restore.done"],
+        sorted(
+            [row for row in rows if row["kind"] in TELLING or row["kind"] == "restore.done"]
+            + _cut_off(rows),
+            key=lambda row: row["time_s"],
+        ),
         _groups(store, latest.name) if latest is not None and groups else [],
         _saving(rows),
     )
+
+
+def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Saves that began and never ended, though a run went on afterwards: it was killed there."""
+    begun: dict[str, tuple[Mapping[str, Any], bool]] = {}
+    lost: list[Mapping[str, Any]] = []
+    for row in rows:
+        kind, name = row["kind"], str(row.get("checkpoint"))
+        if kind == "restore.start":
+            begun = {key: (start, True) for key, (start, _) in begun.items()}
+        elif kind == "save.start":
+            if begun.get(name, (row, False))[1]:
+                lost.append(begun[name][0])
+            begun[name] = (row, False)
+        elif kind in ENDS:
+            begun.pop(name, None)
+    lost += [start for start, resumed in begun.values() if resumed]
+    reason = {"reason": "the run ended in the middle of this save"}
+    return [{**start, "kind": "save.cut-off", "data": reason} for start in lost]
 
 
 def _saving(rows: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
@@ -112,7 +138,7 @@ def _saving(rows: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
     for row in reversed(rows):
         if row["kind"] == "save.start":
             return str(row.get("checkpoint")), row["time_s"]
-        if row["kind"] in ("save.commit", "save.error", "save.skipped", "restore.start"):
+        if row["kind"] in ENDS or row["kind"] == "restore.start":
             return None
     return None
 

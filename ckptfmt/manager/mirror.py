@@ -85,7 +85,7 @@ class Mirroring:
                 i for i in self._source.checkpoints() if (i.name, i.digest) not in self._done
             ]
             while pending:
-                self._copy(pending[0])
+                self._copy(pending[0], len(pending) - 1)
                 pending.pop(0)
             self._failures = 0
             return None
@@ -110,7 +110,8 @@ class Mirroring:
             self._done = {row for row in self._done if row[0] != name}
             self._aside.pop(0)
 
-    def _copy(self, info: CheckpointInfo) -> None:
+    def _copy(self, info: CheckpointInfo, behind: int) -> None:
+        """One checkpoint, with so many others still to come."""
         started_s = time.monotonic()
         key = (info.name, info.digest)
         try:
@@ -136,6 +137,7 @@ class Mirroring:
                 info.step,
                 seconds=time.monotonic() - started_s,
                 nbytes=report.nbytes,
+                data={"pending": behind, "lag_s": time.time() - info.created.timestamp()},
             )
         if self._policy is not None and any(not d.kept for d in self._pruning.carry_out()):
             self.store.gc()

@@ -177,8 +177,8 @@
         seconds(rows[at].stage_s) + "\ndurable after " + seconds(rows[at].durable_s),
       series: [
         line("a", rows.map((c) => value(c.durable_s))),
-        line("b", rows.map((c) => value(c.stall_s))),
         line("c", rows.map((c) => value(c.stage_s))),
+        line("b", rows.map((c) => value(c.stall_s))),
       ],
     });
   }

@@ -18,6 +18,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt import CkptWarning, Event, Manager, Store, hooks
+from ckptfmt.cli.story import read_story
 
 Run = Callable[..., Any]
 
@@ -139,6 +140,22 @@ def test_the_charts_are_drawn_from_the_story(trained: Path, run: Run, tmp_path: 
     kinds = [row["kind"] for row in story["told"]]
     assert kinds == ["restore.rejected", "restore.done", "alarm"]
     assert story["told"][1]["text"] == "resumed from step 5"
+
+
+def test_a_save_that_a_kill_cut_off_is_part_of_the_story(tmp_path: Path) -> None:
+    told = hooks.jsonl(tmp_path / "events.jsonl")
+    for second, (kind, step) in enumerate(
+        [
+            ("save.start", 1), ("save.commit", 1), ("save.start", 2), ("restore.start", None),
+            ("save.start", 2), ("save.error", 2), ("save.start", 3), ("restore.start", None),
+            ("save.start", 4),
+        ]
+    ):  # fmt: skip
+        told(Event(kind, float(second), None if step is None else f"step-{step:016d}", step))
+    story = read_story(Store(tmp_path), str(tmp_path / "events.jsonl"))
+    lost = [(row["step"], row["time_s"]) for row in story.told if row["kind"] == "save.cut-off"]
+    assert lost == [(2, 2.0), (3, 6.0)]
+    assert story.saving == ("step-0000000000000004", 8.0)  # that one may still be under way
 
 
 @pytest.mark.slow

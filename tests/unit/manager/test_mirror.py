@@ -12,7 +12,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt import CkptWarning, Event, Manager, Mirror, StorageError, Store, UsageError
-from ckptfmt.engine import copy_checkpoints
+from ckptfmt.engine import CopyRequest, copy_checkpoints
 from ckptfmt.storage import Backend
 
 
@@ -140,6 +140,26 @@ def test_what_is_set_aside_here_is_set_aside_there(tmp_path: Path) -> None:
         assert store.steps() == [1, 2, 3]
         assert ckptfmt.load(store)["step"] == 30
         assert [i.step for i in store.checkpoints(quarantined=True)] == [3, 4]
+
+
+def test_what_is_behind_is_told_and_the_limit_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float | None] = []
+    real = copy_checkpoints
+
+    def copy(source: Backend, target: Backend, chosen: Any, request: CopyRequest) -> Any:
+        rates.append(request.bytes_per_s)
+        return real(source, target, chosen, request)
+
+    train(tmp_path / "a", range(1, 4))
+    monkeypatch.setattr("ckptfmt.manager.mirror.copy_checkpoints", copy)
+    mirror = Mirror(tmp_path / "b", bytes_per_s=1e9)
+    events = train(tmp_path / "a", range(0), mirror=mirror)
+    done = [event.data for event in events if event.kind == "mirror.done"]
+    assert [data["pending"] for data in done] == [2, 1, 0]
+    assert all(data["lag_s"] > 0 for data in done)  # type: ignore[operator]
+    assert rates == [1e9] * 3
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf")])
