@@ -77,7 +77,8 @@ def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence
     }
     return Mapped(
         replace(made, tensors=tensors, file=tree.file),
-        _renamed(tensors.values()),
+        _renamed(tensors.values())
+        | {x.origin[0]: n for n, x in leaves.items() if x.tensor is None and x.origin[0] != n},
         {name: "; ".join(leaf.steps) for name, leaf in leaves.items() if leaf.steps},
         dropped,
         reports,
