@@ -41,7 +41,9 @@ IMPORTERS: dict[str, ImporterRow] = {
     "dcp": ImporterRow("ckptfmt.foreign.pytorch:DcpImporter", "", (".metadata",)),
     "numpy": ImporterRow("ckptfmt.foreign.numpy:NumpyImporter", "", (".npy", ".npz")),
     "keras": ImporterRow(
-        "ckptfmt.foreign.keras:KerasImporter", "", (".keras", ".weights.h5", ".h5", ".hdf5")
+        "ckptfmt.foreign.keras:KerasImporter",
+        "",
+        (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5"),
     ),
     "orbax": ImporterRow("ckptfmt.foreign.orbax:OrbaxImporter", "", ()),
     "gguf": ImporterRow("ckptfmt.foreign.gguf:GgufImporter", "", (".gguf",)),

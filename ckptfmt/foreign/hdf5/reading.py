@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -191,7 +191,7 @@ class _Walk:
         run = self._whole(layout, datatype, nbytes, where)
         if datatype.name == VARIABLE:
             return self._strings(run, shape, where)
-        return _tensor(run, datatype, shape, where, address)
+        return _tensor(run, datatype, shape, where, ("hdf5", self.file.where, address))
 
     def _whole(self, layout: Layout, datatype: Datatype, nbytes: int, where: str) -> _Raw:
         """What gives the bytes of a dataset in one piece."""
@@ -262,7 +262,7 @@ class _Walk:
             *("", "", dtype.name, shape, math.prod(shape) * width, where),
             fetch=partial(box, tuple(slice(0, n) for n in shape)),
             must_check=dtype.name == "bool",
-            identity=("hdf5", key) if math.prod(shape) else None,
+            identity=("hdf5", file.where, key) if math.prod(shape) else None,
             box=box if chunks is not None else None,
         )
 
@@ -277,7 +277,7 @@ def _dtype(datatype: Datatype) -> Dtype:
 
 
 def _tensor(
-    raw: _Raw, datatype: Datatype, shape: tuple[int, ...], where: str, key: int
+    raw: _Raw, datatype: Datatype, shape: tuple[int, ...], where: str, key: Hashable
 ) -> ForeignTensor:
     """A tensor whose values lie in one piece."""
     dtype, count = _dtype(datatype), math.prod(shape)
@@ -295,6 +295,6 @@ def _tensor(
         *("", "", dtype.name, shape, count * size, where),
         fetch=lambda: run(0, count).reshape(shape),
         must_check=dtype.name == "bool",
-        identity=("hdf5", key) if count else None,
+        identity=key if count else None,
         box=box if count else None,
     )

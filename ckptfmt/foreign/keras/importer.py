@@ -14,12 +14,13 @@ from ckptfmt.foreign.keras.legacy import is_legacy, name_legacy
 from ckptfmt.foreign.keras.naming import VARIABLES, Keys, name_variables, numbered
 from ckptfmt.foreign.keras.optimizer import name_numbered
 from ckptfmt.foreign.mapping import corrupt, map_file, starts_with
+from ckptfmt.foreign.shards import check_inside
 from ckptfmt.foreign.strict_json import SMALL_NBYTES_MAX, parse_small_json
 from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
 from ckptfmt.foreign.zip_archive import ZipArchive
 
 FORMAT = REASON = "keras"
-CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+CONFIG, WEIGHTS, SHARDED = "config.json", "model.weights.h5", ".weights.json"
 MODEL, OPTIMIZER = "model", "optimizer"
 _INFLATED_NBYTES_MAX = 256 << 20
 
@@ -28,7 +29,7 @@ class KerasImporter(Importer):
     """Row `keras` of IMPORTERS."""
 
     def detect(self, path: str) -> bool:
-        if starts_with(path, SIGNATURE):
+        if starts_with(path, SIGNATURE) or _is_sharded(path):
             return True
         if not starts_with(path, ZIP_MAGIC):
             return False
@@ -42,6 +43,9 @@ class KerasImporter(Importer):
         where, real = os.path.basename(path), os.path.realpath(path)
         if starts_with(path, ZIP_MAGIC):
             return _read_keras(ZipArchive(real, where, REASON))
+        if _is_sharded(path):
+            root, skipped = _read_shards(real, where)
+            return _tree(_weights(root, None, None), skipped)
         data, nbytes = map_file(real, where, REASON)
         if data[: len(SIGNATURE)] != SIGNATURE:
             raise corrupt(REASON, "no file of Keras", "magic", where, ascii(data[:8]))
@@ -82,6 +86,43 @@ def _read_keras(archive: ZipArchive) -> ForeignTree:
     compiled = config.get("compile_config") if isinstance(config, dict) else None
     optimizer = compiled.get("optimizer") if isinstance(compiled, dict) else None
     return _tree(_weights(root, config, optimizer), skipped)
+
+
+def _is_sharded(path: str) -> bool:
+    """Whether a file lists the files of weights that are in several."""
+    return path.endswith(SHARDED) and starts_with(path, b"{")
+
+
+def _read_shards(path: str, where: str) -> tuple[Group, dict[str, str]]:
+    """The groups of all files that an index names, as if they were one's."""
+    with open(path, "rb") as file:
+        found = parse_small_json(file.read(SMALL_NBYTES_MAX + 1), where, REASON)
+    table = found.get("weight_map") if isinstance(found, dict) else None
+    rows = table.values() if isinstance(table, dict) else [None]
+    names: dict[str, None] = {}
+    for name in (n for row in rows for n in (row if isinstance(row, list) else [row])):
+        if not isinstance(name, str):
+            raise corrupt(REASON, "no table of files", "index", where)
+        names[name] = None
+    root, skipped = Group(""), dict[str, str]()
+    for name in names:
+        real = check_inside(os.path.dirname(path), name, where=where)
+        data, nbytes = map_file(real, name, REASON)
+        group, left_out = read_hdf5(data, (0, nbytes), name)
+        _merge(root, group, where)
+        skipped |= left_out
+    return root, skipped
+
+
+def _merge(into: Group, group: Group, where: str) -> None:
+    into.attributes |= group.attributes
+    for name, tensor in group.tensors.items():
+        if name in into.tensors:
+            at = f"{where}, {ascii(group.path)[1:-1][:200]}/{ascii(name)[1:-1][:80]}"
+            raise corrupt(REASON, "a variable stands in two files", "duplicate", at)
+        into.tensors[name] = tensor
+    for name, child in group.groups.items():
+        _merge(into.groups.setdefault(name, Group(child.path)), child, where)
 
 
 def _is_weights(root: Group) -> bool:

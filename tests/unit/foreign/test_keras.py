@@ -70,6 +70,30 @@ def test_a_converted_model_restores_into_a_new_one(tmp_path: Path) -> None:
     ckf.restore({"model": make(3)}, ckptfmt.open_foreign(tmp_path / "m.weights.h5"), names="model")
 
 
+@pytest.mark.filterwarnings("ignore")  # Keras's own
+def test_weights_in_several_files_are_one_model(tmp_path: Path) -> None:
+    model = make(1)
+    model.save_weights(tmp_path / "m.weights.h5")
+    model.save_weights(tmp_path / "m.weights.json", max_shard_size=1e-7)
+    assert len(list(tmp_path.glob("m_*.weights.h5"))) > 1
+    want = ckptfmt.open_foreign(tmp_path / "m.weights.h5")
+    found = ckptfmt.open_foreign(tmp_path / "m.weights.json")
+    assert set(found) == set(want)
+    ckptfmt.convert(tmp_path / "m.weights.json", tmp_path / "s", durable=False)
+    with ckptfmt.open(tmp_path / "s") as checkpoint:
+        for name in want:
+            assert np.array_equal(found[name].read(), want[name].read())
+            assert np.array_equal(checkpoint[name].read(), want[name].read()), name
+        assert not checkpoint.ties()
+    index = tmp_path / "m.weights.json"
+    index.write_text(index.read_text().replace("m_00001", "../m_00001"))
+    with pytest.raises(CorruptError, match="step up"):
+        ckptfmt.open_foreign(index)
+    index.write_text('{"weight_map": {"/vars": 7}}')
+    with pytest.raises(CorruptError, match="no table of files"):
+        ckptfmt.open_foreign(index)
+
+
 def test_an_optimizer_whose_shapes_do_not_agree_keeps_its_numbers(unpacked: Unpacked) -> None:
     """A guess would give one variable the state of another."""
     assert name_numbered([], None, {"class_name": "Adam", "config": {}}) is None
