@@ -274,9 +274,12 @@ def test_a_killed_export_leaves_no_name_and_the_next_one_cleans_up(
 
 
 def test_the_command_line_finds_the_direction(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert main(["convert", "s@1", "x.pt", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["format"] == "pytorch"
