@@ -67,7 +67,6 @@ _PUBLIC = {
     "CkptWarning": "ckptfmt.errors",
 }
 _MODULES = {
-    "checks": "ckptfmt.manager.checks",
     "hooks": "ckptfmt.manager.hooks",
     "keep": "ckptfmt.manager.keep",
     "tensorflow": "ckptfmt.tensorflow",
@@ -143,7 +142,6 @@ if TYPE_CHECKING:
         Preemption as Preemption,
         Verdict as Verdict,
         Watcher as Watcher,
-        checks as checks,
         hooks as hooks,
         keep as keep,
         when as when,

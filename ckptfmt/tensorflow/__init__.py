@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from ckptfmt.engine import PerRank, api, per_rank
 from ckptfmt.tensorflow.adapter import TensorFlowAdapter
+from ckptfmt.tensorflow.backup import BackupAndRestore
 from ckptfmt.tensorflow.checkpoint import Checkpoint
 from ckptfmt.tensorflow.loading import load, restore
+from ckptfmt.tensorflow.model_checkpoint import ModelCheckpoint
 from ckptfmt.tensorflow.resumable import Resumable, resumable
 from ckptfmt.tensorflow.rng import RngState, rng_state
 from ckptfmt.tensorflow.status import RestoreStatus
@@ -21,7 +23,9 @@ save_async = api.save_async
 
 __all__ = [
     "ADAPTER",
+    "BackupAndRestore",
     "Checkpoint",
+    "ModelCheckpoint",
     "PerRank",
     "RestoreStatus",
     "Resumable",

@@ -35,7 +35,7 @@ class _Iterators:
 
     def capture(self, obj: Any, name: str) -> Captured:
         iterator = _owned(obj, name)
-        state = _state_of(iterator, name)
+        state = position_of(iterator, name)
         source = TensorSource(
             "uint8",
             state.shape,
@@ -71,8 +71,11 @@ def _owned(obj: Any, name: str) -> Any:
     return obj
 
 
-def _state_of(iterator: Any, name: str) -> Any:
+def position_of(iterator: Any, name: str, *, stateful: bool = False) -> Any:
     """Its state, as bytes in an array.
+
+    Args:
+        stateful: What its functions keep elsewhere does not matter: no warning.
 
     Raises:
         UsageError: kind `usage-iterator`: a transformation of the pipeline has no such state.
@@ -88,6 +91,8 @@ def _state_of(iterator: Any, name: str) -> Any:
         state = _serialized(iterator, _IGNORE)
     except tf.errors.OpError as error:
         raise _refusal(iterator, name, error) from error
+    if stateful:
+        return state
     try:
         _serialized(iterator, _FAIL)
     except tf.errors.OpError as error:
@@ -183,10 +188,10 @@ class IteratorTarget:
             comparison.mismatch(
                 self._state, f"elements {spec}", f"elements {leaf.attributes[ELEMENT]}"
             )
-        elif isinstance(found, list) and _kinds(own) != _kinds(found):
-            comparison.mismatch(self._state, _words(own), _words(found))
+        elif isinstance(found, list) and kinds(own) != kinds(found):
+            comparison.mismatch(self._state, in_words(own), in_words(found))
         elif isinstance(found, list) and own != found:
-            self._note = f"saved of {_words(found)}, restored into {_words(own)}"
+            self._note = f"saved of {in_words(found)}, restored into {in_words(own)}"
 
     def bind(self, staged: Staged) -> None:
         if self._state not in staged:
@@ -202,28 +207,35 @@ class IteratorTarget:
                     where=self._state,
                     do="build the pipeline as it was when it was saved",
                 )
-            try:
-                state = tf.io.parse_tensor(staged[self._state].tobytes(), tf.variant)
-                self._set(state)
-            except tf.errors.OpError as error:
-                raise MismatchError(
-                    "an iterator did not take the stored position",
-                    reason="iterator",
-                    where=self._state,
-                    found=_reason(error),
-                    do="build the pipeline as it was when it was saved",
-                ) from error
-
-    def _set(self, state: Any) -> None:
-        tf.raw_ops.DeserializeIterator(
-            resource_handle=self._iterator._iterator_resource, serialized=state
-        )
+            set_position(self._iterator, staged[self._state], self._state)
 
     def undo(self) -> None:
         if self._old is not None:
             with tf.init_scope():
-                self._set(self._old)
+                _set(self._iterator, self._old)
             self._old = None
+
+
+def set_position(iterator: Any, state: Any, name: str) -> None:
+    """Move an iterator to where `position_of` found it.
+
+    Raises:
+        MismatchError: TensorFlow says that it is of another pipeline; the iterator is broken then.
+    """
+    try:
+        _set(iterator, tf.io.parse_tensor(state.tobytes(), tf.variant))
+    except tf.errors.OpError as error:
+        raise MismatchError(
+            "an iterator did not take the stored position",
+            reason="iterator",
+            where=name,
+            found=_reason(error),
+            do="build the pipeline as it was when it was saved",
+        ) from error
+
+
+def _set(iterator: Any, state: Any) -> None:
+    tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=state)
 
 
 def _variants(iterator: Any) -> Any:
@@ -236,10 +248,11 @@ def _variants(iterator: Any) -> Any:
         return None
 
 
-def _kinds(texts: list[str]) -> list[str]:
+def kinds(texts: list[str]) -> list[str]:
+    """The transformations without their numbers, which may change from run to run."""
     return [str(text).partition("(")[0] for text in texts if not str(text).startswith("Prefetch")]
 
 
-def _words(texts: list[str]) -> str:
+def in_words(texts: list[str]) -> str:
     """In the order in which the user wrote them."""
     return " > ".join(str(text) for text in reversed(texts))[:500]

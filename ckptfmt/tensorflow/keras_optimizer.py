@@ -19,7 +19,7 @@ from ckptfmt.format import parse_key, split_name
 from ckptfmt.tensorflow.objects import empty_nodes, survey
 from ckptfmt.tensorflow.survey import Found, Keys, name_of
 from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_optimizer, is_variable
-from ckptfmt.tensorflow.trackables import is_keras
+from ckptfmt.tensorflow.trackables import is_keras, is_stateful
 
 Peers = Sequence[tuple[str, object]]
 STATE = "state"
@@ -46,7 +46,10 @@ def models_of(peers: Peers) -> list[_Model]:
     """Everything in the tree that may hold variables which an optimizer optimizes."""
     models = []
     for name, obj in peers:
-        if is_optimizer(obj) or (is_keras(obj) and not isinstance(obj, keras.layers.Layer)):
+        # Peers are all objects whose framework is ours: handles of our own, too.
+        if not is_stateful(obj) or is_optimizer(obj):
+            continue
+        if is_keras(obj) and not isinstance(obj, keras.layers.Layer):
             continue
         made = survey(obj, name)
         found = {identity_of(one.variable): one for one in made.found}

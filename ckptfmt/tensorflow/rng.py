@@ -60,9 +60,14 @@ def _variables() -> dict[str, tf.Variable]:
 
 def read_rng_state() -> dict[str, Any]:
     """The state of all generators, as a tree of plain values and variables."""
+    return {**_variables(), **plain_generators()}
+
+
+def plain_generators() -> dict[str, Any]:
+    """The state of Python's and NumPy's generators."""
     numpy: Any = np.random.get_state(legacy=False)
     numpy = {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].copy()}}
-    return {**_variables(), "python": random.getstate(), "numpy": numpy}
+    return {"python": random.getstate(), "numpy": numpy}
 
 
 def keep_generators() -> Callable[[], None]:
@@ -119,8 +124,8 @@ class RngTarget:
                 plain[part] = staged.subtree(name)
             elif name in staged:
                 values[part] = make_tensor(staged[name], name)
-        set_plain = _checked(plain, self.name)
-        old_plain = {part: value for part, value in read_rng_state().items() if part in plain}
+        set_plain = plain_setter(plain, self.name)
+        old_plain = {part: value for part, value in plain_generators().items() if part in plain}
         variables = _variables()
         old = [(variables[part], read(variables[part])) for part in values]
         self._undo = lambda: _put_back(old, old_plain, self.name)
@@ -139,10 +144,10 @@ def _put_back(
 ) -> None:
     for variable, value in variables:
         variable.assign(value)
-    _checked(plain, name)()
+    plain_setter(plain, name)()
 
 
-def _checked(state: Mapping[str, Any], name: str) -> Callable[[], None]:
+def plain_setter(state: Mapping[str, Any], name: str) -> Callable[[], None]:
     """What sets Python's and NumPy's generators; a state that they would refuse is refused here."""
     python, numpy = random.Random(), np.random.RandomState()
     try:

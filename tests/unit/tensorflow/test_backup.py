@@ -1,0 +1,348 @@
+"""BackupAndRestore: an interrupted fit ends as the uninterrupted one, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import ckptfmt
+import ckptfmt.tensorflow as ckf
+from ckptfmt.errors import CkptWarning, MismatchError, UsageError
+
+X = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 3, 22)
+EPOCHS = 3
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning",  # Keras's own
+    "ignore:Your input ran out of data",
+    "ignore:`shuffle=True` was passed",
+)
+
+
+class Interrupted(Exception):
+    """Stands for a crash."""
+
+
+class Spy(keras.callbacks.Callback):
+    """Writes down what a callback sees, and ends a fit behind its n-th batch."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.count, self.seen = at, 0, list[Any]()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append((batch, logs))
+        self.count += 1
+        if self.count == self.at:
+            raise Interrupted
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append((epoch, "epoch", logs))
+
+
+class Late(keras.Model):
+    """Has no variables before its first batch; draws numbers; changes state that is not trained."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        self.inner, self.drop = layers.Dense(width, activation="relu"), layers.Dropout(0.5)
+        self.norm, self.out = layers.BatchNormalization(), layers.Dense(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        x = self.drop(self.inner(x), training=training)
+        return self.out(self.norm(x, training=training))
+
+
+def make(*, run_eagerly: bool = True, width: int = 5, **compile_options: Any) -> Any:
+    """Eager unless asked: without tracing a fit takes a fraction of the time."""
+    keras.utils.set_random_seed(7)
+    model = Late(width)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], run_eagerly=run_eagerly, **compile_options)
+    return model
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index * 4 : index * 4 + 4], Y[index * 4 : index * 4 + 4]
+
+
+class Reshuffled(Sequence):
+    """Changes itself from epoch to epoch, and says how."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+        self.order = np.arange(5)
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(int(self.order[index]))
+
+    def on_epoch_end(self) -> None:
+        self.rng.shuffle(self.order)
+
+    def get_state(self) -> Any:
+        return {"order": self.order.copy(), "rng": self.rng.bit_generator.state}
+
+    def set_state(self, state: Any) -> None:
+        self.order = np.array(state["order"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+def forever() -> Iterator[Any]:
+    while True:
+        for start in range(0, 20, 4):
+            yield X[start : start + 4], Y[start : start + 4]
+
+
+def rows() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def generated() -> Any:
+    spec = (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int64))
+    once = lambda: (Sequence()[i] for i in range(5))  # noqa: E731
+    return tf.data.Dataset.from_generator(once, output_signature=spec).prefetch(2)
+
+
+DATA: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 4},
+    "shuffled": lambda: {"x": rows().shuffle(30, seed=3).batch(4).prefetch(2)},
+    "unknown length": lambda: {
+        "x": rows().filter(lambda x, y: y < 2).shuffle(30, seed=3).batch(4).prefetch(2)
+    },
+    "repeated": lambda: {"x": rows().shuffle(9, seed=3).repeat().batch(4), "steps_per_epoch": 4},
+    "sequence": lambda: {"x": Sequence()},
+    "reshuffled sequence": lambda: {"x": Reshuffled()},
+    "generator": lambda: {"x": forever(), "steps_per_epoch": 4},
+    "from_generator": lambda: {"x": generated()},
+}
+LOSSY = ("generator", "from_generator")
+
+
+def fit(model: Any, data: str, *callbacks: Any, epochs: int = EPOCHS, **more: Any) -> Any:
+    return model.fit(**DATA[data](), epochs=epochs, verbose=0, callbacks=list(callbacks), **more)
+
+
+def interrupted(data: str, folder: Path, at: int, every: Any, **options: Any) -> None:
+    backup = ckf.BackupAndRestore(folder, save_freq=every, delete_checkpoint=False)
+    with pytest.raises(Interrupted):
+        fit(make(**options), data, Spy(at), backup)
+    # The next process has other generators; the saves are done there, or they never were.
+    backup._manager.wait()
+    random.random()
+    np.random.random()
+
+
+def values(model: Any) -> list[bytes]:
+    metrics = [v for metric in model.metrics for v in metric.variables]
+    return [v.numpy().tobytes() for v in [*model.variables, *model.optimizer.variables, *metrics]]
+
+
+def assert_resumes(
+    data: str, folder: Path, at: int, every: Any, *, first: int, **options: Any
+) -> None:
+    whole, spy = make(**options), Spy()
+    history = fit(whole, data, spy, ckf.BackupAndRestore(folder / "whole", save_freq=every))
+    after = random.random(), np.random.random()
+    folder = folder / "interrupted"
+    interrupted(data, folder, at, every, **options)
+    resumed, seen = make(**options), Spy()
+    backup = ckf.BackupAndRestore(folder, save_freq=every)
+    again = fit(resumed, data, seen, backup)
+    assert values(resumed) == values(whole)
+    assert again.history == history.history
+    assert again.epoch == history.epoch
+    assert seen.seen == spy.seen[-len(seen.seen) :]
+    assert seen.seen[0][0] == first
+    assert (random.random(), np.random.random()) == after
+    assert ckptfmt.Store(folder).checkpoints() == []
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.filterwarnings("ignore:fit will resume by drawing")
+def test_a_fit_resumes_behind_the_batch_that_was_saved(tmp_path: Path, data: str) -> None:
+    assert_resumes(data, tmp_path, 5, 3, first=3)
+
+
+def test_a_fit_in_graphs_of_several_steps_resumes_too(tmp_path: Path) -> None:
+    assert_resumes("shuffled", tmp_path, 3, 2, first=5, run_eagerly=False, steps_per_execution=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(
+    "options", [{}, {"run_eagerly": False}, {"run_eagerly": False, "steps_per_execution": 2}]
+)
+@pytest.mark.filterwarnings("ignore:fit will resume by drawing")
+def test_a_fit_resumes_from_every_batch(tmp_path: Path, data: str, options: dict[str, Any]) -> None:
+    each = options.get("steps_per_execution", 1)
+    whole, spy = make(**options), Spy()
+    fit(whole, data, spy, ckf.BackupAndRestore(tmp_path / "whole"))
+    batches = [row for row in spy.seen if row[1] != "epoch"]
+    for at in range(1, len(batches) + 1):
+        folder = tmp_path / str(at)
+        interrupted(data, folder, at, each, **options)
+        resumed, seen = make(**options), Spy()
+        fit(resumed, data, seen, ckf.BackupAndRestore(folder, save_freq=each))
+        assert values(resumed) == values(whole), at
+        assert not seen.seen or seen.seen == spy.seen[-len(seen.seen) :]
+
+
+def test_a_fit_resumes_at_the_epoch_with_what_other_callbacks_knew(tmp_path: Path) -> None:
+    def others() -> list[Any]:
+        return [
+            keras.callbacks.EarlyStopping("loss", patience=2, min_delta=10.0),
+            keras.callbacks.ReduceLROnPlateau("loss", patience=1, factor=0.5, min_delta=10.0),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        ]
+
+    whole = make()
+    history = fit(whole, "arrays", *others(), epochs=9)
+    assert len(history.epoch) == 3  # it stopped early
+    backup = ckf.BackupAndRestore(tmp_path)
+    with pytest.raises(Interrupted):
+        fit(make(), "arrays", backup, *others(), Spy(9), epochs=9)
+    backup._manager.wait()
+    resumed = make()
+    again = fit(resumed, "arrays", ckf.BackupAndRestore(tmp_path), *others(), epochs=9)
+    assert again.history == history.history
+    assert values(resumed) == values(whole)
+
+
+def test_validation_and_a_fit_that_was_over_change_nothing(tmp_path: Path) -> None:
+    whole = make()
+    fit(whole, "arrays", validation_data=(X, Y))
+    model = make()
+    backup = ckf.BackupAndRestore(tmp_path, save_freq=2, delete_checkpoint=False)
+    fit(model, "arrays", backup, validation_data=(X, Y))
+    assert values(model) == values(whole)
+    again = make()
+    fit(again, "arrays", ckf.BackupAndRestore(tmp_path, save_freq=2), validation_data=(X, Y))
+    assert values(again)[: len(again.variables)] == values(whole)[: len(again.variables)]
+    assert again._initial_epoch is None
+    assert ckptfmt.Store(tmp_path).checkpoints() == []
+
+
+def test_only_its_own_checkpoints_are_deleted(tmp_path: Path) -> None:
+    ckptfmt.save({"a": 1}, tmp_path, name="mine")
+    backup = ckf.BackupAndRestore(tmp_path, save_freq=2, keep=2)
+    fit(make(), "arrays", backup, epochs=1)
+    assert ckptfmt.Store(tmp_path).names() == ["mine"]
+
+
+def test_a_damaged_newest_backup_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    backup = ckf.BackupAndRestore(
+        tmp_path, save_freq=2, double_checkpoint=True, delete_checkpoint=False
+    )
+    whole = make()
+    fit(whole, "arrays", backup)
+    steps = ckptfmt.Store(tmp_path).steps()
+    assert len(steps) == 2
+    (index,) = (tmp_path / "checkpoints").glob(f"*{steps[-1]}~0.index")
+    index.write_bytes(index.read_bytes()[:-9])
+    resumed, spy = make(), Spy()
+    with pytest.warns(CkptWarning, match="passed over|damaged|skipped"):
+        fit(resumed, "arrays", spy, ckf.BackupAndRestore(tmp_path, save_freq=2))
+    assert spy.seen
+    assert values(resumed) == values(whole)
+
+
+def test_other_data_or_other_steps_are_refused_and_nothing_changes(tmp_path: Path) -> None:
+    interrupted("shuffled", tmp_path, 3, 2)
+    model = make()
+    backup = ckf.BackupAndRestore(tmp_path, save_freq=2)
+    with pytest.raises(MismatchError, match="other data"):
+        fit(model, "arrays", backup)
+    with pytest.raises(MismatchError, match="another kind"):
+        fit(model, "shuffled", backup, steps_per_epoch=3)
+    assert int(model.optimizer.iterations) == 0
+    with pytest.raises(MismatchError, match="shape"):
+        fit(make(width=6), "shuffled", backup)
+
+
+@pytest.mark.parametrize("data", LOSSY)
+def test_where_the_position_is_lost_a_warning_says_so(tmp_path: Path, data: str) -> None:
+    with pytest.warns(CkptWarning, match="drawing and dropping"):
+        fit(make(), data, ckf.BackupAndRestore(tmp_path, save_freq=2), epochs=1)
+
+
+def test_a_sequence_that_changes_itself_in_secret_is_warned_of_and_made_to_do_so_again(
+    tmp_path: Path,
+) -> None:
+    class Secret(Reshuffled):
+        get_state = set_state = None  # type: ignore[assignment]
+
+    DATA["secret"] = lambda: {"x": Secret()}
+    try:
+        with pytest.warns(CkptWarning, match="get_state and set_state"):
+            assert_resumes("secret", tmp_path, 9, 7, first=2)
+    finally:
+        del DATA["secret"]
+
+
+def test_data_that_end_too_early_are_refused(tmp_path: Path) -> None:
+    with pytest.warns(CkptWarning, match="drawing and dropping"):
+        interrupted("generator", tmp_path, 4, 3)
+    model = make()
+    short = ((X[:4], Y[:4]) for _ in range(2))
+    with (
+        pytest.warns(CkptWarning, match="drawing and dropping"),
+        pytest.raises(MismatchError, match="the data end before"),
+    ):
+        model.fit(
+            short, steps_per_epoch=4, epochs=2, verbose=0,
+            callbacks=[ckf.BackupAndRestore(tmp_path, save_freq=3)],
+        )  # fmt: skip
+
+
+def test_an_error_of_a_background_save_ends_the_fit(tmp_path: Path) -> None:
+    class Unplug(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                (tmp_path / "data").rename(tmp_path / "gone")
+                (tmp_path / "data").write_text("in the way")
+
+    with pytest.raises(ckptfmt.CheckpointError):
+        fit(make(), "arrays", ckf.BackupAndRestore(tmp_path, save_freq=2), Unplug())
+    (tmp_path / "data").unlink()
+    (tmp_path / "gone").rename(tmp_path / "data")
+
+
+@pytest.mark.parametrize("save_freq", [0, -1, "batch", 2.0, True])
+def test_a_frequency_that_is_none_is_refused(tmp_path: Path, save_freq: Any) -> None:
+    with pytest.raises(UsageError, match="save_freq"):
+        ckf.BackupAndRestore(tmp_path, save_freq=save_freq)
+
+
+def test_it_is_of_no_use_outside_of_fit(tmp_path: Path) -> None:
+    backup = ckf.BackupAndRestore(tmp_path)
+    backup.set_model(make())
+    with pytest.raises(UsageError, match=r"within model\.fit"):
+        backup.on_train_begin()
+
+
+def test_several_workers_are_refused(tmp_path: Path) -> None:
+    class Several(tf.distribute.MultiWorkerMirroredStrategy):
+        def __init__(self) -> None:
+            pass
+
+    model = make()
+    model._distribute_strategy = Several()
+    callbacks: list[Any] = [ckf.BackupAndRestore(tmp_path), ckf.ModelCheckpoint(tmp_path)]
+    for callback in callbacks:
+        callback.set_model(model)
+        with pytest.raises(UsageError, match="one process"):
+            callback.on_train_begin()
