@@ -100,6 +100,52 @@ def test_no_other_fixed_interval_wastes_much_less_than_young_daly(cost: float, m
     assert waste(young_daly_s(Costs(cost, 0, 0), mean, 0.999)) <= best * 1.05 + 1e-9
 
 
+STAGES = st.dictionaries(st.integers(1, 200), st.integers(1, 40), min_size=1, max_size=3)
+LOOKS = st.lists(st.integers(1, 60), min_size=1, max_size=25)
+
+
+@given(STAGES, st.integers(1, 40), LOOKS)
+def test_stages_are_due_where_a_multiple_of_theirs_lies_between_two_looks(
+    stages: dict[int, int], last: int, gaps: list[int]
+) -> None:
+    policy = when.staged(dict([*stages.items(), (None, last)]))
+    ends = [*sorted(stages), math.inf]
+    every = [stages[end] for end in sorted(stages)] + [last]
+    marks, begin = set[int](), 0.0
+    for end, n in zip(ends, every, strict=True):
+        marks |= {at for at in range(1, 2000) if begin < at <= end and at % n == 0}
+        begin = end
+    step = 0
+    for gap in gaps:
+        before, step = step, step + gap
+        due = policy.due(Look(step, before, 0.0, 0.0))
+        assert due == any(before < mark <= step for mark in marks)
+    assert when.staged({None: last}).due(Look(step, before, 0.0, 0.0)) == when.every(
+        steps=last
+    ).due(Look(step, before, 0.0, 0.0))
+
+
+@given(
+    st.floats(0.01, 100), st.floats(0, 0.99), st.text(max_size=8), st.integers(0, 99),
+    st.floats(0, 1e4), st.floats(0, 1e4),
+)  # fmt: skip
+def test_minutes_are_due_within_their_jitter_and_combinations_are_what_they_say(
+    minutes: float, jitter: float, job: str, saves: int, saved_s: float, passed_s: float
+) -> None:
+    time, steps = when.every(minutes=minutes, jitter=jitter), when.every(steps=3)
+    look = Look(4, 2, saved_s + passed_s, saved_s, saves, job)
+    due, passed_s = time.due(look), look.now_s - look.saved_s
+    if passed_s < minutes * 60 * (1 - jitter):
+        assert not due
+    if passed_s > minutes * 60 * (1 + jitter):
+        assert due
+    never = Look(2, 1, look.now_s, saved_s, saves, job)  # no multiple of three lies there
+    assert (time | steps).due(look) is True
+    assert (time & steps).due(look) == due
+    assert (time | steps).due(never) == due
+    assert (time & steps).due(never) is False
+
+
 def test_costs_are_measured_with_and_without_a_save_in_flight() -> None:
     pace = Pace(when.every(steps=10), "job", 0.0)
     pace.restored(0, 0.0)
