@@ -2,8 +2,8 @@
 
     python benchmarks/bench_dcp.py [--small] [--gb 0.5] [--rounds 5] [--dir /on/the/disk] [--json FILE]
 
-All save through torch's `DefaultSavePlanner`, one process without a group. `save` is durable: torch's
-writer syncs its files, its folder is synced besides. `first stall` and `stall` are what the first and the second
+All save through torch's `DefaultSavePlanner`, one process without a group; ours in the foreground by
+`ckptfmt.torch.dcp.save`. `save` is durable: torch's writer syncs its files, its folder is synced besides. `first stall` and `stall` are what the first and the second
 `dcp.async_save` of a process let a step wait; DCP kept has a stager that keeps its memory, DCP the one
 that `async_save` takes if none is named. `small save` is 5,000 tensors of 16 floats, also durable,
 `nbytes` what is on the disk then.
@@ -73,11 +73,15 @@ class Trial:
         return made
 
     def save(self, tree: dict[str, Any], folder: Path) -> None:
+        if self.name == report.US:
+            from ckptfmt.torch import dcp as ours
+
+            ours.save(tree, folder, step=1, planner=self.planner())
+            return
         self.dcp.save(
             tree, storage_writer=self.writer(folder), planner=self.planner(), no_dist=True
         )
-        if self.name != report.US:
-            sync_below(folder)
+        sync_below(folder)
 
     def planner(self) -> Any:
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner

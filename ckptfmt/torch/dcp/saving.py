@@ -66,7 +66,7 @@ def save(
     )  # fmt: skip
     settle(parse_where(path)[0].backend)
     try:
-        with unwrapped(), quietly():
+        with unwrapped(), quietly(), writer.planning():
             made = dcp.save(
                 state_dict,
                 storage_writer=writer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import datetime
 import gc
+import importlib
 import io
 import os
 import pickle
@@ -262,6 +263,47 @@ def test_a_planner_that_keeps_plans_is_refused_and_commits_nothing(tmp_path: Pat
 
 
 # -- the writer ------------------------------------------------------------------------------------
+
+
+def test_the_collector_of_garbage_rests_while_a_save_is_planned_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Looks(DefaultSavePlanner):
+        def create_local_plan(self) -> Any:
+            seen.append(("plan", gc.isenabled()))
+            return super().create_local_plan()
+
+        def resolve_data(self, write_item: Any) -> Any:
+            if write_item.index.fqn == "bad":
+                raise ZeroDivisionError
+            return super().resolve_data(write_item)
+
+    module = importlib.import_module("ckptfmt.torch.dcp.writer")
+    real = module.write_part
+
+    def look(*args: Any) -> Any:
+        seen.append(("write", gc.isenabled()))
+        return real(*args)
+
+    monkeypatch.setattr(module, "write_part", look)
+    tree = {"w": torch.ones(1000)}
+    cdcp.save(tree, tmp_path, step=1, planner=Looks())
+    assert seen == [("plan", False), ("write", False), ("write", False)]
+    monkeypatch.setattr(module, "_LONG_NBYTES", 1000)
+    cdcp.save(tree, tmp_path, step=2, planner=Looks())
+    assert seen[3:5] == [("plan", False), ("write", True)]
+    assert gc.isenabled()
+    with pytest.raises(dcp.CheckpointException, match="ZeroDivisionError"):
+        cdcp.save({"bad": torch.ones(2)}, tmp_path, step=3, planner=Looks())
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        cdcp.save(tree, tmp_path, step=4, planner=Looks())
+        assert not gc.isenabled()  # as the caller had it
+    finally:
+        gc.enable()
 
 
 def test_a_writer_travels_and_is_used_again(tmp_path: Path) -> None:
