@@ -313,3 +313,13 @@ def test_values_of_the_checkpoint_of_another_shape_of_a_list_are_named(tmp_path:
     fresh.items.extend([var(), var()])
     status.assert_consumed()
     assert [float(v) for v in fresh.items] == [1.0, 2.0]
+
+
+def test_a_restore_in_a_tf_function_is_refused(tmp_path: Path) -> None:
+    variable = tf.Variable([1.0, 2.0])
+    ckf.save({"v": variable}, tmp_path)
+    variable.assign([3.0, 4.0])
+    restore = tf.function(lambda: bool(ckf.restore({"v": variable}, tmp_path)), autograph=False)
+    with pytest.raises(UsageError, match=r"outside of tf\.function"):
+        restore()
+    assert variable.numpy().tolist() == [3.0, 4.0]
