@@ -67,6 +67,7 @@ _PUBLIC = {
     "CkptWarning": "ckptfmt.errors",
 }
 _MODULES = {
+    "checks": "ckptfmt.manager.checks",
     "hooks": "ckptfmt.manager.hooks",
     "keep": "ckptfmt.manager.keep",
     "tensorflow": "ckptfmt.tensorflow",
@@ -142,6 +143,7 @@ if TYPE_CHECKING:
         Preemption as Preemption,
         Verdict as Verdict,
         Watcher as Watcher,
+        checks as checks,
         hooks as hooks,
         keep as keep,
         when as when,

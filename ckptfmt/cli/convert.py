@@ -123,7 +123,21 @@ def _is_export(args: argparse.Namespace) -> bool:
     return args.source_format is None and is_store(args.src)
 
 
-_IMPORT_ONLY = ("step", "name")
+_OF_A_STORE = {"step": None, "name": None, "codec": "raw", "digest": "xxh3-128"}
+_OF_A_FILE = {"names": None, "root": "", "shard_nbytes": None, "like": None}
+"""Options that say something of what is written -> their defaults."""
+
+
+def _refuse(args: argparse.Namespace, options: Mapping[str, object], written: str) -> None:
+    from ckptfmt.errors import UsageError
+
+    for option, default in options.items():
+        if getattr(args, option) != default:
+            raise UsageError(
+                f"--{option.replace('_', '-')} is not for {written}",
+                reason="arguments",
+                do="leave it out; a checkpoint that is exported is named STORE@NAME",
+            )
 
 
 def _export(args: argparse.Namespace, out: Output) -> int:
@@ -131,13 +145,7 @@ def _export(args: argparse.Namespace, out: Output) -> int:
     from ckptfmt.errors import UsageError
     from ckptfmt.foreign import export, is_foreign, open_foreign
 
-    for option in _IMPORT_ONLY:
-        if getattr(args, option) is not None:
-            raise UsageError(
-                f"--{option} is for a checkpoint that is written",
-                reason="arguments",
-                do="name the one that is exported behind the store: STORE@NAME",
-            )
+    _refuse(args, _OF_A_STORE, "a file of another format")
     if args.if_exists == "keep":
         raise UsageError(
             "--if-exists keep is for a store", reason="arguments", do="error or replace"
@@ -155,7 +163,7 @@ def _export(args: argparse.Namespace, out: Output) -> int:
             source,
             args.dst,
             target_format=args.target_format,
-            source_format=args.source_format,
+            source_format=None if rules else args.source_format,
             at=at,
             names=args.names,
             root=args.root,
@@ -197,6 +205,7 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
     from ckptfmt.cli.where import store_for_writing
     from ckptfmt.foreign import convert
 
+    _refuse(args, _OF_A_FILE, "a checkpoint of a store")
     store, at = store_for_writing(args.dst, args.storage_options, step=args.step, name=args.name)
     with out.progress("convert") as progress:
         report = convert(

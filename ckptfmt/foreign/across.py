@@ -69,7 +69,7 @@ def translate(
     rules += [_rule_of(model, given) for model in models]
     rules.append(_Seeds(like if frameworks == {"keras"} else None))
     read = read_source(source)
-    mapped = map_tree(read.tree, read.flat, rules)
+    mapped = map_tree(read.tree, read.columns, rules)
     for model in models:
         _warn_of_constants(model)
     return ForeignCheckpoint(read.path, mapped.tree, read.info)

@@ -74,7 +74,7 @@ def convert(
     started = datetime.now(UTC)
     parsed = parse_rules(rules)
     source = read_source(src, source_format=source_format)
-    mapped = map_tree(source.tree, source.flat, parsed)
+    mapped = map_tree(source.tree, source.columns, parsed)
     _check_complete(
         source.path, mapped.tree, unknown=unknown, allow_partial=allow_partial or dry_run
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +43,18 @@ class Mapped:
         return [note for rule in self.rules for note in rule.notes]
 
 
-def map_tree(tree: ForeignTree, flat: FlatTree, rules: Sequence[Rule]) -> Mapped:
+def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence[Rule]) -> Mapped:
     """Apply rules to a tree.
 
     Args:
-        flat: The tree as columns. A tree that has no `root` yet gets one, also without rules.
+        columns: Gives the tree as columns. A tree that has no `root` yet gets one, also without
+            rules.
     Raises:
         UsageError: A rule touches nothing or does not fit, or no tree has the names that they make.
     """
-    if not rules and (tree.root is not None or tree.keys or not flat.names):
+    # A flat tree of 50,000 names need not be made columns of for nothing.
+    flat = None if not rules and (tree.root is not None or tree.keys) else columns()
+    if flat is None or not (rules or flat.names):
         return Mapped(tree, _renamed(tree.tensors.values()), {}, {}, ())
     leaves, reports = apply_rules(rules, _leaves(tree, flat))
     containers, attributes = _moved_containers(flat, leaves)
@@ -74,7 +77,8 @@ def map_tree(tree: ForeignTree, flat: FlatTree, rules: Sequence[Rule]) -> Mapped
     }
     return Mapped(
         replace(made, tensors=tensors, file=tree.file),
-        _renamed(tensors.values()),
+        _renamed(tensors.values())
+        | {x.origin[0]: n for n, x in leaves.items() if x.tensor is None and x.origin[0] != n},
         {name: "; ".join(leaf.steps) for name, leaf in leaves.items() if leaf.steps},
         dropped,
         reports,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -45,17 +45,17 @@ def open_foreign(
     if not rules and isinstance(path, str | os.PathLike):
         return ForeignCheckpoint(os.fspath(path), read_foreign(path, source_format=source_format))
     source = read_source(path, source_format=source_format)
-    mapped = map_tree(source.tree, source.flat, parse_rules(rules))
+    mapped = map_tree(source.tree, source.columns, parse_rules(rules))
     return ForeignCheckpoint(source.path, mapped.tree, source.info)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTree:
-    """What a conversion starts from: a tree, the same as columns, what it is called, and, of a
+    """What a conversion starts from: a tree, what gives it as columns, what it is called, and, of a
     store, the checkpoint."""
 
     tree: ForeignTree
-    flat: FlatTree
+    columns: Callable[[], FlatTree]
     path: str
     info: CheckpointInfo | None = None
 
@@ -66,17 +66,15 @@ def read_source(
     """The tree of a foreign file, or of a checkpoint of a store, its values unread."""
     if source_format == FORMAT or (source_format is None and is_store(path)):
         checkpoint = open_stored(path)
-        return SourceTree(
-            *read_stored(checkpoint),
-            f"{checkpoint.info.url}@{checkpoint.info.name}",
-            checkpoint.info,
-        )
+        made, flat = read_stored(checkpoint)
+        title = f"{checkpoint.info.url}@{checkpoint.info.name}"
+        return SourceTree(made, lambda: flat, title, checkpoint.info)
     if not isinstance(path, str | os.PathLike):
         raise UsageError(
             "a store has no foreign format", reason="source-format", found=repr(source_format)
         )
     tree, name = read_foreign(path, source_format=source_format), os.fspath(path)
-    return SourceTree(tree, ForeignCheckpoint(name, tree).flat, name)
+    return SourceTree(tree, lambda: ForeignCheckpoint(name, tree).flat, name)
 
 
 class ForeignStored:

@@ -63,6 +63,8 @@ def with_tree(flat: ForeignTree, where: str) -> ForeignTree:
         return flat
     tensors = {tensor.foreign_name: tensor for tensor in flat.tensors.values()}
     metadata = {key: value for key, value in flat.metadata.items() if key != TREE_KEY}
+    # Rows are longer than this: many short lists would take far more memory than the file.
+    _check(text.count("[") * 12 <= len(text) + 64, "too many lists")
     try:
         root = _root(json.loads(text), tensors, where)
     except (ValueError, TypeError, KeyError, RecursionError) as error:

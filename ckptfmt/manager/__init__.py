@@ -1,6 +1,6 @@
 """Many checkpoints over time: cadence, retention, healing, watching. Start at `manager.py`."""
 
-from ckptfmt.manager import hooks, keep, when
+from ckptfmt.manager import checks, hooks, keep, when
 from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.keep import Decision, Keep
@@ -22,6 +22,7 @@ __all__ = [
     "Verdict",
     "Watcher",
     "When",
+    "checks",
     "hooks",
     "keep",
     "when",

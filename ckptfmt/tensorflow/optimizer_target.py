@@ -6,6 +6,7 @@ exist yet, its state waits for it to be built.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -47,7 +48,7 @@ class OptimizerTarget:
         self._waiting: OptimizerWaiting | None = None
 
     def compare(self, comparison: Comparison) -> None:
-        self._stored = stored = comparison.stored(self.name)
+        self._stored = stored = followed(comparison, self.name, self._peers)
         shown = self._optimizer
         self._build_on = []
         later = False
@@ -62,15 +63,17 @@ class OptimizerTarget:
         named = named_variables(shown, self.name, self._peers)
         for name, (variable, aliases) in named.items():
             raw = raw_variable(variable, name)
-            source = next((n for n in (name, *aliases) if n in stored), name)
-            if ask(comparison, raw, name, source, "alias" if source != name else ""):
+            found = next((n for n in (name, *aliases) if n in stored), name)
+            source = stored[found].name if found in stored else name
+            rule = "alias" if found != name else "renamed variable" if source != name else ""
+            if ask(comparison, raw, name, source, rule):
                 self._asked.append(name)
-            taken.add(source)
+            taken.add(found)
         self._known = set(named)
         self._wanted = comparison.wanted
         self._pending = [name for name in stored if name not in taken] if later else []
         for name in self._pending:
-            comparison.pending(name)
+            comparison.pending(name, source=stored[name].name)
 
     def bind(self, staged: Staged) -> None:
         asked = [name for name in self._asked if name in staged]
@@ -158,6 +161,37 @@ class OptimizerWaiting(Waiting):
         for variable, name, stored, value in ready:
             put(variable, value, stored)
             self.take(stored, name)
+
+
+def followed(comparison: Comparison, name: str, peers: Peers) -> dict[str, StoredLeaf]:
+    """What is stored of an optimizer, the state of variables that `rename=` moved under the new ones.
+
+    Such a variable is told by where it was: `m/a/kernel`, which is `net/enc/kernel` now, makes
+    `state/a/kernel/velocity` that of `enc/kernel`.
+    """
+    stored = comparison.stored(name)
+    to: dict[str, set[str]] = {}
+    for peer, _ in peers:
+        for leaf in comparison.stored(peer).values() if peer != name else ():
+            parts = leaf.origin.split("/") if leaf.origin else []
+            for depth in range(len(parts)):
+                to.setdefault("/".join(parts[depth:]), set()).add(
+                    leaf.name[len(peer) :].lstrip("/")
+                )
+    names = {one: _follow(one, leaf, to) for one, leaf in stored.items()}
+    uses = Counter(names.values())
+    return {names[one] if uses[names[one]] == 1 else one: leaf for one, leaf in stored.items()}
+
+
+def _follow(name: str, leaf: StoredLeaf, to: Mapping[str, set[str]]) -> str:
+    """The name of a slot after its variable has moved; one that was renamed itself stays."""
+    mark = f"/{keras_optimizer.STATE}/"
+    head, _, rest = name.rpartition(mark)
+    owner, _, slot = rest.rpartition("/")
+    new = to.get(owner, set())
+    if not head or len(new) != 1 or (leaf.origin and leaf.origin.rpartition(mark)[2] != rest):
+        return name
+    return f"{head}{mark}{next(iter(new))}/{slot}"
 
 
 def named_variables(optimizer: Any, name: str, peers: Peers) -> dict[str, tuple[Any, list[str]]]:

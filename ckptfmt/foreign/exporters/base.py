@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,11 @@ from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value
 from ckptfmt.foreign.registry import detect_format, read_foreign
 from ckptfmt.format import dtype_of
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+_WIDE: Mapping[type, type[np.generic]] = {
+    bool: np.bool_,
+    float: np.float64,
+    complex: np.complex128,
+}
 
 
 @dataclass(slots=True)
@@ -59,37 +62,46 @@ class ExportPlan:
         """Dtype and shape that the importer is to find."""
         return self.dtypes.get(tensor.name, tensor.dtype), tensor.shape
 
-    def carry_scalars(self, named: Callable[[str], str]) -> None:
+    def carry_scalars(
+        self, named: Callable[[str], str], refuse: Callable[[ExportTensor], str]
+    ) -> None:
         """Carry numbers and texts as tensors without axes, as other formats have nothing else; what
-        is neither is skipped. `named`: a leaf's name in the file."""
+        is neither is skipped.
+
+        Args:
+            named: A leaf's name in the file.
+            refuse: Why a tensor cannot be carried, or "".
+        """
         for name, value in self.values():
-            array = scalar_array(value)
-            if array is None:
-                self.skipped[name] = f"a value ({type(value).__name__}): the format holds tensors"
+            made = scalar_tensor(name, value)
+            reason = refuse(made) if made is not None else ""
+            if made is None or reason:
+                kind = type(value).__name__
+                self.skipped[name] = reason or f"a value ({kind}): the format holds tensors"
                 continue
-            dtype = dtype_of(array).name
-            made = ExportTensor([name], -1, dtype, (), {}, array)
             self.tensors.append(made)
             self.names[name] = named(name)
-            self.transformed[name] = f"a tensor of {dtype}"
+            self.transformed[name] = f"a tensor of {made.dtype}"
 
     def values(self) -> list[tuple[str, Any]]:
         """The plain values by name."""
         return [(n, leaf.value) for n, leaf in self.tree.leaves.items() if isinstance(leaf, Value)]
 
 
-def scalar_array(value: Any) -> NDArray[Any] | None:
-    """A number or a text as an array without axes; None for other values."""
-    if isinstance(value, str | bytes):
-        made = np.empty((), object)
-        made[()] = value
-        return made
-    if isinstance(value, np.generic) and value.dtype.itemsize <= 16:
-        return np.asarray(value)
-    wide = {bool: np.bool_, float: np.float64, complex: np.complex128}.get(type(value))
-    if type(value) is int and -(1 << 63) <= value < 1 << 63:
-        wide = np.int64
-    return None if wide is None else np.asarray(value, wide)
+def scalar_tensor(name: str, value: Any) -> ExportTensor | None:
+    """A number or a text as a tensor without axes; None for other values."""
+    if isinstance(value, str | bytes) and not isinstance(value, np.generic):
+        array = np.empty((), object)
+        array[()] = value
+    elif isinstance(value, np.generic):
+        array = np.asarray(value)
+    elif type(value) is int and -(1 << 63) <= value < 1 << 63:
+        array = np.asarray(value, np.int64)
+    elif type(value) in _WIDE:
+        array = np.asarray(value, _WIDE[type(value)])
+    else:
+        return None
+    return ExportTensor([name], -1, dtype_of(array).name, (), {}, array)
 
 
 class Exporter(ABC):

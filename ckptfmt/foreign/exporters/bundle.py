@@ -56,8 +56,8 @@ class TensorBundleExporter(Exporter):
         plan = ExportPlan(tree)
         paths: dict[Keys, str] = {}
         for tensor in tree.tensors:
-            if tensor.dtype not in (*_NUMBERS, "string"):
-                plan.skip(tensor, f"TensorFlow has no dtype {tensor.dtype}")
+            if reason := _reason(tensor):
+                plan.skip(tensor, reason)
                 continue
             plan.tensors.append(tensor)
             if tensor.dtype == "string":
@@ -69,7 +69,7 @@ class TensorBundleExporter(Exporter):
                 plan.names[name] = first
                 if name != tensor.name:
                     plan.transformed[name] = f"another path to {tensor.name}"
-        plan.carry_scalars(lambda name: _object_key(name, paths))
+        plan.carry_scalars(lambda name: _object_key(name, paths), _reason)
         plan.dtypes.update(
             {t.name: "bytes" for t in plan.tensors if t.array is not None and t.dtype == "string"}
         )
@@ -115,6 +115,12 @@ class TensorBundleExporter(Exporter):
         lines = [f"model_checkpoint_path: {_quoted(self.name)}"]
         lines += [f"all_model_checkpoint_paths: {_quoted(name)}" for name in (*every, self.name)]
         replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _reason(tensor: ExportTensor) -> str:
+    """Why a tensor cannot be carried, or ""."""
+    known = tensor.dtype in _NUMBERS or tensor.dtype == "string"
+    return "" if known else f"TensorFlow has no dtype {tensor.dtype}"
 
 
 def _quoted(text: str) -> str:

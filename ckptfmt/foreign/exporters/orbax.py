@@ -16,7 +16,7 @@ import numpy as np
 
 from ckptfmt.errors import StorageError, UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, scalar_array
+from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, scalar_tensor
 from ckptfmt.foreign.exporters.staging import Staging
 from ckptfmt.foreign.exporters.tree import (
     PIECE_NBYTES,
@@ -46,6 +46,7 @@ class _Rows:
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     strings: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
 
     def add(self, keys: Keys, kind: str, *, is_stored: bool = True) -> None:
         self.rows[str(tuple(text for text, _ in keys))] = {
@@ -88,7 +89,7 @@ class OrbaxExporter(Exporter):
 
     def _name(self, plan: ExportPlan, name: str, keys: Keys) -> None:
         param = ".".join(text for text, _ in keys)
-        if param in plan.names.values() or not param or any("/" in text for text, _ in keys[:-1]):
+        if param in plan.state.taken or not param:
             raise UnsupportedError(
                 "a name that Orbax cannot tell from another's",
                 reason="export-name",
@@ -97,6 +98,7 @@ class OrbaxExporter(Exporter):
                 do="leave it out: names=",
             )
         plan.names[name] = param
+        plan.state.taken.add(param)
 
     def _value(self, plan: ExportPlan, name: str, keys: Keys, value: Any) -> None:
         """A value: lists and dicts of values are inner nodes there."""
@@ -117,13 +119,13 @@ class OrbaxExporter(Exporter):
             self._name(plan, name, keys)
             plan.state.strings[plan.names[name]] = value
         else:
-            array = None if kind is bytes else scalar_array(value)
-            if array is None:
+            made = scalar_tensor(name, value)
+            if made is None or _reason(made):
                 plan.skipped[name] = f"a value ({kind.__name__}) that Orbax does not know"
                 return
             plan.state.add(keys, "scalar")
             self._name(plan, name, keys)
-            plan.tensors.append(ExportTensor([name], -1, dtype_of(array).name, (), {}, array))
+            plan.tensors.append(made)
 
     def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
         batch = _Batch(staging)
@@ -193,11 +195,15 @@ def _open(staging: Staging, param: str, tensor: ExportTensor, transaction: Any) 
     first = next(boxes(tensor.shape, _itemsize(tensor)))
     chunks = [max(1, side.stop - side.start) for side in first]
     return tensorstore.open(
-        {**_spec(staging, param), "metadata": {"chunks": chunks, "compressor": None}},
+        {
+            **_spec(staging, param),
+            "metadata": {"chunks": chunks, "compressor": None},
+            # As the metadata says: Orbax takes a chunk that is not there for a loss.
+            "store_data_equal_to_fill_value": True,
+        },
         dtype=tensorstore.dtype(tensor.numpy_dtype),
         shape=tensor.shape,
         create=True,
-        # A chunk of nothing but zeros is written like others: Orbax expects that.
         write=True,
         transaction=transaction,
     ).result()

@@ -5,6 +5,7 @@ Names are written, never looked up: nothing is imported. What has no opcode here
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from ckptfmt.errors import UnsupportedError
 
 _BATCH = 1000
+_NAME = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*\.)+[A-Za-z_][A-Za-z0-9_]*")
 _LONG_NBYTES_MAX = 255
 
 
@@ -180,6 +182,8 @@ class _Writer:
         self.out += (b"\x85", b"\x86", b"\x87")[len(items) - 1] if len(items) <= 3 else b"t"
 
     def _global(self, name: str) -> None:
+        if _NAME.fullmatch(name) is None:  # a line break would end the name and begin an opcode
+            raise UnsupportedError("not a name", reason="export-value", found=ascii(name)[:80])
         key = ("global", name)
         if not self._known(key):
             module, _, last = name.rpartition(".")

@@ -30,6 +30,13 @@ from ckptfmt.foreign.pytorch.composites import INDICES
 
 _COMPOSITE = "torch.tensor"
 _SPARSE = ("sparse_coo", *INDICES)
+_SCHEMES = {
+    name: f"torch.{name}"
+    for name in (
+        *("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine"),
+        *("per_channel_symmetric", "per_channel_affine_float_qparams"),
+    )
+}
 
 
 class PytorchExporter(Exporter):
@@ -86,9 +93,9 @@ class _Planning:
         for name, facts in self._composites.items():
             kind = facts.get("kind")
             if kind in _SPARSE:
-                makers[name] = partial(_sparse, str(kind))
+                makers[name] = partial(_composite, name, partial(_sparse, str(kind)))
             elif kind == "quantized":
-                makers[name] = partial(_quantized, facts)
+                makers[name] = partial(_composite, name, partial(_quantized, facts))
         for name, attributes in tree.container_attributes.items():
             versions = attributes.get("torch.module_versions")
             if isinstance(versions, dict):
@@ -179,6 +186,20 @@ def _with_versions(versions: Mapping[str, Any], made: Any) -> Any:
     return WithState(made, {"_metadata": metadata})
 
 
+def _composite(name: str, make: Callable[[Any], Any], made: Any) -> Any:
+    """One tensor of its parts; a file from strangers may call anything its parts."""
+    try:
+        return make(made)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnsupportedError(
+            "the parts make no tensor",
+            reason="export-value",
+            where=name,
+            found=f"{type(error).__name__}: {error}"[:200],
+            do="leave it out: names=",
+        ) from error
+
+
 def _sparse(kind: str, made: dict[str, Any]) -> Any:
     layout = Call("torch.serialization._get_layout", (f"torch.{kind}",))
     size = Call("torch.Size", (tuple(made["shape"]),))
@@ -193,7 +214,7 @@ def _sparse(kind: str, made: dict[str, Any]) -> Any:
 
 
 def _quantized(facts: Mapping[str, Any], made: dict[str, Any]) -> Any:
-    scheme = Named(f"torch.{facts['scheme']}")
+    scheme = Named(_SCHEMES[facts["scheme"]])
     if "scale" in made:
         parameters: tuple[Any, ...] = (scheme, float(made["scale"]), int(made["zero_point"]))
     else:

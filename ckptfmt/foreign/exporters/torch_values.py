@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, defaultdict
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.foreign.exporters.pickle_writer import Call, Named
+from ckptfmt.foreign.pytorch.dtypes import DTYPES
 
+_DEVICE = re.compile(r"[a-z]{1,20}(?::[0-9]{1,6})?")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -63,14 +66,18 @@ def _of_torch(value: Any) -> Any:
     if kind.__module__.split(".")[0] == "torch":
         tag = f"torch.{kind.__name__}"
         payload = list(value) if tag == "torch.Size" else str(value).removeprefix("torch.")
-    if tag == "torch.Size" and isinstance(payload, list | tuple):
+    if tag == "torch.Size" and isinstance(payload, list | tuple) and _are_ints(payload):
         return Call("torch.Size", (tuple(payload),))
-    if tag == "torch.dtype" and isinstance(payload, str):
+    if tag == "torch.dtype" and isinstance(payload, str) and payload in DTYPES:
         return Named(f"torch.{payload}")
-    if tag == "torch.device" and isinstance(payload, str):
+    if tag == "torch.device" and isinstance(payload, str) and _DEVICE.fullmatch(payload):
         name, _, number = payload.partition(":")
         return Call("torch.device", (name, int(number)) if number else (name,))
     raise _refused(value)
+
+
+def _are_ints(items: list[Any] | tuple[Any, ...]) -> bool:
+    return all(type(item) is int for item in items)
 
 
 def _refused(value: Any) -> UnsupportedError:

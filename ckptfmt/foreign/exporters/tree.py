@@ -160,12 +160,14 @@ def feed(digest: Hasher, piece: Array) -> None:
     """Bytes of a piece, however the tensor is cut into pieces."""
     if piece.dtype.kind in "OT":
         digest.update(pack_array(piece))
-    elif piece.size:
+    else:
         digest.update(raw_bytes(piece))
 
 
 def raw_bytes(piece: Array) -> NDArray[np.uint8]:
     """The bytes of values as they lie in memory in C order; no copy where they lie so."""
+    if not piece.nbytes:  # also of a width of zero, which has no view as bytes
+        return np.empty(0, np.uint8)
     flat = np.ascontiguousarray(piece).reshape(-1)
     if flat.dtype.byteorder == ">":
         flat = flat.astype(flat.dtype.newbyteorder("<"))

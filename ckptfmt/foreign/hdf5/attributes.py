@@ -12,10 +12,9 @@ _TEXTS_MAX = 1 << 20
 _COLLECTION_NBYTES_MAX = 64 << 20
 
 
-def read_texts(file: File, messages: list[Message]) -> dict[str, str | list[str]]:
+def read_texts(heap: GlobalHeap, messages: list[Message]) -> dict[str, str | list[str]]:
     """Name -> text or texts; attributes of other types are left out."""
     made: dict[str, str | list[str]] = {}
-    heap = GlobalHeap(file)
     for message in messages:
         if message.kind == ATTRIBUTE and not message.is_shared:
             found = _texts(message.cursor, heap)

@@ -10,6 +10,7 @@ from ckptfmt.foreign.mapping import corrupt as damage
 
 REASON = "hdf5"
 UNDEFINED = -1
+_STRUCTURE_NBYTES_FREE, _STRUCTURE_FACTOR = 16 << 20, 8
 corrupt = partial(damage, REASON)
 
 
@@ -33,6 +34,7 @@ class File:
     def __init__(self, data: mmap.mmap | bytes, start: int, stop: int, where: str) -> None:
         self.data, self.start, self.nbytes, self.where = data, start, stop - start, where
         self.offset_nbytes = self.length_nbytes = 8
+        self._room = _STRUCTURE_NBYTES_FREE + _STRUCTURE_FACTOR * self.nbytes
 
     def check(self, at: int, nbytes: int, what: str) -> None:
         """A range lies in the file."""
@@ -49,6 +51,10 @@ class File:
         return self.data[self.start + at : self.start + at + nbytes]
 
     def cursor(self, at: int, nbytes: int, what: str) -> Cursor:
+        """A structure. All of them together may be read a few times over, not once for each object."""
+        self._room -= nbytes
+        if self._room < 0:
+            raise corrupt("structures that are used over and over", "limit", self.where)
         return Cursor(self.bytes(at, nbytes, what), self, f"{self.where}, {what} at {at}")
 
     def fail(self, what: str, where: str, found: object = None) -> CorruptError:

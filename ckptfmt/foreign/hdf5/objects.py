@@ -131,7 +131,7 @@ def _symbols(file: File, tree: int, heap: int) -> Iterator[tuple[str, int]]:
     c.expect(b"HEAP")
     c.take(4)
     size, _, begin = c.length(), c.length(), c.address()
-    names = file.bytes(begin, size, "local heap")
+    names = file.cursor(begin, size, "local heap").data
     width = 2 * file.offset_nbytes + 24
     for node in leaves(file, tree, 0, 0):
         c = file.cursor(node, 8, "symbol table")

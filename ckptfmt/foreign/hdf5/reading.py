@@ -137,7 +137,7 @@ class _Walk:
         found = members(self.file, messages, where)
         if found is None:
             raise corrupt("not a group", "group", where)
-        made = Group(path, read_texts(self.file, messages))
+        made = Group(path, read_texts(self._heap, messages))
         for name, address in found:
             self._count += 1
             if self._count > OBJECTS_MAX:
@@ -180,7 +180,7 @@ class _Walk:
         filters = parse_filters(found[FILTERS].cursor) if FILTERS in found else []
         if shape is None:
             return "a dataset without a value"
-        if read_texts(self.file, messages).get("dtype") == "bfloat16" and datatype.nbytes == 2:
+        if read_texts(self._heap, messages).get("dtype") == "bfloat16" and datatype.nbytes == 2:
             datatype = Datatype("bfloat16", 2)
         if not datatype.name:
             return datatype.what

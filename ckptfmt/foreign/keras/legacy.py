@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ckptfmt.foreign.base import ForeignTensor
@@ -16,7 +16,7 @@ from ckptfmt.format import dtype_named, numpy_dtype
 _MODEL, _OPTIMIZER = "model_weights", "optimizer_weights"
 _TOP = "top_level_model_weights"
 _NAMES, _LAYERS = "weight_names", "layer_names"
-_PARTS_MAX = 4096
+_PARTS_MAX, _DEPTH_MAX = 4096, 64
 _STACKED = "stacked_rnn_cells"
 _CELLS = frozenset({"lstm_cell", "gru_cell", "simple_rnn_cell", _STACKED})
 
@@ -101,6 +101,8 @@ def _keys(found: dict[str, tuple[str, ForeignTensor]], layers: list[str]) -> dic
     paths: dict[str, Keys] = {}
     for text, (layer, _) in found.items():
         parts = tuple(text.partition("\n")[2].removesuffix(":0").split("/"))
+        if len(parts) > _DEPTH_MAX:
+            raise corrupt("keras", "nested too deep", "depth", layer[:80], len(parts))
         if layer == _TOP:
             paths[text] = parts[-1:]
             continue
@@ -108,32 +110,46 @@ def _keys(found: dict[str, tuple[str, ForeignTensor]], layers: list[str]) -> dic
         begin = parts.index(layer) + 1 if layer in parts[:-1] else 0
         rest = parts[begin:] if begin else parts[-1:]
         paths[text] = (layer, *rest)
-    return {text: _renamed(path, named, list(paths.values())) for text, path in paths.items()}
+    below: dict[Keys, dict[str, int]] = {}
+    for path in paths.values():
+        for length in range(1, len(path) - 1):
+            order = below.setdefault(path[:length], {})
+            order.setdefault(path[length], len(order))
+    numbers = {prefix: dict(zip(order, counted(order))) for prefix, order in below.items()}
+    return {text: _renamed(path, named, below, numbers) for text, path in paths.items()}
 
 
-def _renamed(path: Keys, named: Mapping[str, str], every: Iterable[Keys]) -> Keys:
-    """Layers of a model within the model are numbered anew as well; parts go by their attribute."""
+def _renamed(
+    path: Keys,
+    named: Mapping[str, str],
+    below: Mapping[Keys, Mapping[str, int]],
+    numbers: Mapping[Keys, Mapping[str, str]],
+) -> Keys:
+    """Layers of a model within the model are numbered anew as well; parts go by their attribute.
+
+    Args:
+        below: Path -> objects below it, with their positions.
+        numbers: The same, with their names as layers.
+    """
     first = path[0]
     if len(path) == 1 or first not in named:
         return path
     made: Keys = (named[first],)
     prefix: Keys = (first,)
     for part in path[1:-1]:
-        length = len(prefix)
-        below = (p[length] for p in every if p[:length] == prefix and len(p) > length + 1)
-        made = (*made, *_part(part, without_number(prefix[-1]), list(dict.fromkeys(below))))
+        parent = without_number(prefix[-1])
+        if parent == _STACKED:
+            made = (*made, "cells", str(below[prefix][part]))
+        else:
+            made = (*made, _part(part, parent) or numbers[prefix][part])
         prefix = (*prefix, part)
     return (*made, path[-1])
 
 
-def _part(name: str, parent: str, siblings: list[str]) -> Keys:
-    """The keys of an object within another, by their names. `siblings`: in order, itself too."""
-    if parent == _STACKED:
-        return ("cells", str(siblings.index(name)))
+def _part(name: str, parent: str) -> str:
+    """The attribute that holds an object of another one, by their names; "" for a layer."""
     if without_number(name) in _CELLS:
-        return ("cell",)
+        return "cell"
     if parent == "bidirectional" and name.startswith(("forward_", "backward_")):
-        return (f"{name.partition('_')[0]}_layer",)
-    if parent == "time_distributed":
-        return ("layer",)
-    return (counted(siblings)[siblings.index(name)],)
+        return f"{name.partition('_')[0]}_layer"
+    return "layer" if parent == "time_distributed" else ""

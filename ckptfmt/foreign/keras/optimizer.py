@@ -84,27 +84,32 @@ def name_by_text(names: Sequence[str], variables: Mapping[str, Keys]) -> dict[st
     """
     flat = {full.replace("/", "_"): keys for full, keys in variables.items()}
     made: dict[str, Keys] = {}
+    taken: set[Keys] = set()
     for name in names:
         text = name.removesuffix(":0")
         keys = _by_text(text.partition("/")[2] or text, flat)
-        if keys not in made.values():
-            made[name] = keys
-        else:
-            made[name] = (text,)
+        if keys in taken:
+            keys = (text,)
+        taken.add(keys)
+        made[name] = keys
     return made
 
 
 def _by_text(text: str, flat: Mapping[str, Keys]) -> Keys:
+    """`dense_kernel_momentum`, `dense/kernel/m`, and `m/dense/kernel` of Keras 2.11 to 2.15: the
+    longest variable's name that it begins or ends with."""
     if text in ("iteration", "iter"):
         return (ITERATIONS,)
     plain = text.replace("/", "_")
-    found: list[tuple[int, Keys]] = []
-    for full, keys in flat.items():
-        # `dense_kernel_momentum`, and `m_dense_kernel` of Keras 2.11 to 2.15.
-        for slot, fits in (
-            (plain[len(full) + 1 :], plain.startswith(full + "_")),
-            (plain[: -len(full) - 1], plain.endswith("_" + full)),
-        ):
-            if fits and slot:
-                found.append((len(full), (STATE, *keys, _OLD_SLOTS.get(slot, slot))))
-    return max(found)[1] if found else (text,)
+    cuts = [at for at, letter in enumerate(plain) if letter == "_"]
+    found: list[tuple[int, str, str]] = []
+    for at in cuts:
+        before, after = plain[:at], plain[at + 1 :]
+        if before in flat and after:
+            found.append((len(before), before, after))
+        if after in flat and before:
+            found.append((len(after), after, before))
+    if not found:
+        return (text,)
+    _, full, slot = max(found)
+    return (STATE, *flat[full], _OLD_SLOTS.get(slot, slot))

@@ -294,6 +294,10 @@ def test_the_command_line_finds_the_direction(
     assert main(["convert", "s", "x.pt"]) == 11
     assert main(["convert", "s", "y.pt", "--step", "3"]) == 2
     assert main(["convert", "s", "y.pt", "--if-exists", "keep"]) == 2
+    assert main(["convert", "s", "y.pt", "--codec", "zstd"]) == 2
+    assert main(["convert", "x.pt", "t", "--root", "model"]) == 2
+    assert main(["convert", "x.pt", "z.pt", "--from", "pytorch", "--rename", "^epoch$=e"]) == 0
+    assert ckptfmt.open_foreign("z.pt")["e"] == 3
     assert main(["convert", "s", "x.pt", "--if-exists", "replace"]) == 0
     assert main(["convert", "no-such-store", "y.pt"]) == 10
     capsys.readouterr()

@@ -174,6 +174,8 @@ def test_the_state_file_names_the_latest_and_those_before(tmp_path: Path) -> Non
         ),
         ({"w": np.zeros(2), "v": {"a": [1, 2]}}, r"v/a: a value \(list\)"),
         ({"w": np.zeros(2), "v": 1 << 63}, r"v: a value \(int\)"),
+        ({"w": np.zeros(2), "v": np.datetime64(1, "s")}, r"v: TensorFlow has no dtype datetime64"),
+        ({"w": np.zeros(2), "v": np.str_("x")}, "v: TensorFlow has no dtype str32"),
     ],
 )
 def test_what_tensorflow_cannot_hold_is_named(tmp_path: Path, tree: Any, reason: str) -> None:

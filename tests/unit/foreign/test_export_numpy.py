@@ -37,6 +37,7 @@ def exported(tree: Any, path: Path, **options: Any) -> Any:
 def test_every_dtype_is_loaded_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_module, "PIECE_NBYTES", 37)
     tree = {f"in/{name}" if n % 2 else name: random(name, 3, 4) for n, name in enumerate(DTYPES)}
+    tree["width 0"] = np.zeros(3, "U0")
     tree = {"a": tree, "empty": np.zeros((0, 3), np.int16), "scalar": np.array(3.5)}
     report = exported(tree, tmp_path / "x.npz")
     assert not report.skipped

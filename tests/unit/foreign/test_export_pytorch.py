@@ -16,7 +16,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt.engine import flatten
-from ckptfmt.foreign.exporters.pickle_writer import pack_pickle
+from ckptfmt.foreign.exporters.pickle_writer import Named, pack_pickle
 from ckptfmt.format import pack_array
 
 torch = pytest.importorskip("torch")
@@ -242,3 +242,45 @@ def test_nothing_of_torch_is_loaded_by_an_export(tmp_path: Path) -> None:
 def test_the_pickle_writer_refuses_what_is_no_plain_data(obj: object) -> None:
     with pytest.raises(ckptfmt.UnsupportedError):
         pack_pickle(obj)
+
+
+@pytest.mark.parametrize(
+    ("tag", "payload"),
+    [
+        ("torch.dtype", "float32\nq\x00cos\nsystem\n"),
+        ("torch.dtype", "hub"),
+        ("torch.device", "cpu\ncos\nsystem\n"),
+        ("torch.Size", [1, "x"]),
+        ("os", "system"),
+    ],
+)
+def test_values_of_strangers_write_no_opcodes(tmp_path: Path, tag: str, payload: object) -> None:
+    from ckptfmt.foreign import ForeignValue
+    from ckptfmt.foreign.exporters.torch_values import plain
+
+    with pytest.raises(ckptfmt.UnsupportedError):
+        plain([ForeignValue(tag, payload)])
+
+
+@pytest.mark.parametrize("name", ["os\nsystem\n.x", "a", "", "a..b", "torch.x y"])
+def test_names_that_would_end_early_are_refused(name: str) -> None:
+    with pytest.raises(ckptfmt.UnsupportedError, match="not a name"):
+        pack_pickle(Named(name))
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"kind": "sparse_coo"},
+        {"kind": "sparse_csr"},
+        {"kind": "quantized", "dtype": "quint8", "scheme": "hub.load"},
+        {"kind": "quantized"},
+    ],
+)
+def test_parts_that_make_no_tensor_are_refused(tmp_path: Path, attributes: Any) -> None:
+    from ckptfmt.foreign import ForeignContainer
+
+    made = ForeignContainer({"x": np.zeros(2)}, {"torch.tensor": attributes})
+    ckptfmt.save({"a": made}, tmp_path / "s", durable=False)
+    with pytest.raises(ckptfmt.UnsupportedError, match="the parts make no tensor"):
+        ckptfmt.export(tmp_path / "s", tmp_path / "x.pt")

@@ -165,3 +165,22 @@ def test_read_foreign_says_which_file(tmp_path: Path) -> None:
     (tmp_path / "x.h5").write_bytes(sample()[:900])
     with pytest.raises(CorruptError, match=r"x\.h5.*truncated|truncated.*x\.h5"):
         read_foreign(tmp_path / "x.h5")
+
+
+def test_structures_that_many_objects_share_cost_no_more_than_the_file(tmp_path: Path) -> None:
+    """Each of 400 groups claims one heap of names of 1 MB: 400 MB of copies otherwise."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["pad"] = np.zeros(1 << 20, np.uint8)
+        for number in range(400):
+            file.create_group(f"g{number}")
+    data = bytearray(path.read_bytes())
+    at = data.find(b"HEAP", data.find(b"HEAP") + 1)  # the root's own stays
+    while at >= 0:
+        data[at + 8 : at + 16] = (1 << 20).to_bytes(8, "little")
+        data[at + 24 : at + 32] = (0).to_bytes(8, "little")
+        at = data.find(b"HEAP", at + 1)
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match="over and over"):
+        ckptfmt.open_foreign(path)

@@ -203,11 +203,13 @@ def test_values_of_frameworks_and_registered_types_survive(tmp_path: Path) -> No
 
     state = {"p": pathlib.PurePosixPath("a/b"), "long": list(range(5000)), "w": np.ones(2)}
     ckptfmt.save(state, tmp_path / "s", durable=False)
-    report, loaded = converted(str(tmp_path / "s"), [{"rename": "^w$", "to": "v"}])
-    assert loaded["p"] == state["p"]
+    report, loaded = converted(
+        str(tmp_path / "s"), [{"rename": "^w$", "to": "v"}, {"rename": "^p$", "to": "path"}]
+    )
+    assert loaded["path"] == state["p"]
     assert loaded["long"] == state["long"]
     assert loaded["v"].tolist() == [1, 1]
-    assert report.renamed == {"w": "v"}
+    assert report.renamed == {"w": "v", "p": "path"}
 
 
 def test_text_and_packed_types_go_through_rules_too(

@@ -196,3 +196,46 @@ def test_a_compiled_model_in_a_checkpoint_with_its_optimizer_warns_of_nothing(
     net.fit(X, Y, verbose=0)
     ckf.save({"job": tf.train.Checkpoint(model=net, optimizer=net.optimizer)}, tmp_path, step=1)
     assert "job/optimizer/iterations" in ckptfmt.open(tmp_path).names()
+
+
+class Twins(keras.Model):
+    """Two layers of one shape, under names that the caller chooses."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        self.one = keras.layers.Dense(3, name=first)
+        self.two = keras.layers.Dense(3, name=second)
+
+    def call(self, x: Any) -> Any:
+        return self.two(self.one(x))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["built", "not built"])
+@pytest.mark.parametrize(
+    ("names", "rename"),
+    [
+        (("enc", "b"), {"m/a": "net/enc", "m": "net"}),
+        (("b", "a"), {"m/a": "net/b", "m/b": "net/a"}),  # they change places
+        (("enc", "b"), {"m/a": "net/enc", "m": "net", "o/state/a": "o/state/enc"}),
+    ],
+    ids=["one", "swapped", "said for both"],
+)
+def test_state_follows_a_renamed_variable(
+    tmp_path: Path, names: tuple[str, str], rename: dict[str, str], late: bool
+) -> None:
+    first, optimizer = Twins("a", "b"), keras.optimizers.Adam(0.1)
+    first(X)
+    for _ in range(2):
+        train_step(first, optimizer, X, X)
+    ckf.save({"m": first, "o": optimizer}, tmp_path, step=2)
+    fresh, other = Twins(*names), keras.optimizers.Adam(0.1)
+    if not late:
+        fresh(X)
+    status = ckf.restore({"net": fresh, "o": other}, tmp_path, rename=rename)
+    for net, one in ((first, optimizer), (fresh, other)):
+        train_step(net, one, X, X)
+    status.assert_consumed()
+    assert np.array_equal(first.one.kernel, fresh.one.kernel)
+    assert np.array_equal(first.two.kernel, fresh.two.kernel)
+    for mine, theirs in zip(optimizer.variables, other.variables):
+        assert np.array_equal(mine, theirs)

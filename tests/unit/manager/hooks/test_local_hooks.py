@@ -81,7 +81,7 @@ def test_event_file_tells_of_all_runs_and_lies_in_the_store(tmp_path: Path) -> N
     events = hooks.read_jsonl(path)
     assert [e["kind"] for e in events if e["kind"] != "save.staged"] == [
         *["save.start", "save.commit"] * 2,
-        *["delete", "restore.start", "restore.done"],
+        *["delete", "retention", "restore.start", "restore.done"],
     ]
     assert events[-1]["step"] == 2
     assert ckptfmt.Store(tmp_path).verify().ok

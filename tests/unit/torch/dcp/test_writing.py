@@ -430,6 +430,13 @@ def _address(obj: Any) -> int:
     return int(obj["w"].data_ptr())
 
 
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that no copy of an earlier test is still waiting in."""
+    monkeypatch.setattr(stager, "_pool", stager.Pool())
+
+
+@pytest.mark.usefixtures("pool")
 def test_the_memory_of_one_copy_serves_the_next() -> None:
     tree = {"w": torch.randn(1000), "s": torch.tensor(3)}
     first, lease = stager.stage(tree)
@@ -447,6 +454,7 @@ def test_the_memory_of_one_copy_serves_the_next() -> None:
         one.release()
 
 
+@pytest.mark.usefixtures("pool")
 def test_memory_comes_back_when_the_last_tensor_of_a_copy_is_gone() -> None:
     tree = {"w": torch.randn(1000)}
     made, lease = stager.stage(tree)
