@@ -142,6 +142,7 @@ def finish_save(prepared: Prepared) -> CheckpointInfo:
         tree = pack_tree(prepared.plan.tree)
         about = about_of(backend, prepared.plan.tree, request, (txn, tree))
         document = Document(about, written.files, written.placement, tree)
+        request.check(prepared.plan.tree)
         request.before_commit()
         info = commit_document(backend, document, request, existing)
     remember(backend, info.name, document.about.tree_digest)

@@ -15,7 +15,7 @@ from ckptfmt.foreign.base import (
     Importer,
     tree_of,
 )
-from ckptfmt.foreign.conversion import convert, same_digests
+from ckptfmt.foreign.conversion import convert
 from ckptfmt.foreign.exporters import export, is_foreign
 from ckptfmt.foreign.opening import ForeignCheckpoint, open_foreign
 from ckptfmt.foreign.registry import (
@@ -46,7 +46,6 @@ __all__ = [
     "is_store",
     "open_foreign",
     "read_foreign",
-    "same_digests",
     "translate",
     "tree_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,12 @@ from ckptfmt.reports import ConvertReport
 from ckptfmt.types import CheckpointInfo, DigestName, IfExists, Rules, StrPath, Unknown
 
 if TYPE_CHECKING:
-    from ckptfmt.engine import Checkpoint, FlatTree, Store
-    from ckptfmt.format import Dtype, Index
+    from ckptfmt.engine import Checkpoint, FlatTree, SaveRequest, Store
+    from ckptfmt.format import Dtype, Index, TreeSection
 
 _LISTED_MAX = 10
+_TIMEOUT_S = 1800.0
+"""For how long the outcome of a commit may stay unknown; what `ckptfmt.save` waits by default."""
 
 
 def convert(
@@ -48,9 +50,9 @@ def convert(
 ) -> ConvertReport:
     """Carry a foreign file or folder into a store: every leaf, bit for bit, or an error.
 
-    Values are streamed from the mapped file. After the commit every chunk's digest is computed
-    again from the source and compared with the checkpoint's; a source that changed meanwhile costs
-    the checkpoint, not the caller's trust.
+    Values are streamed from the mapped file. Before the commit every chunk's digest is computed
+    again from the source and compared with what was written: of a source that changed meanwhile
+    nothing is committed, and what stood under the name stays.
 
     Args:
         src: For example `model.safetensors`, or a folder with its `*.index.json`; or a store, whose
@@ -69,9 +71,8 @@ def convert(
         UnsupportedError: A leaf cannot be carried; it is named, and nothing was written.
         CorruptError: The file is damaged or hostile, or changed while it was read.
     """
-    from ckptfmt.engine import api
+    from ckptfmt.engine import SaveOptions, parse_where, save_tree, settle, settle_call
 
-    started = datetime.now(UTC)
     parsed = parse_rules(rules)
     source = read_source(src, source_format=source_format)
     mapped = map_tree(source.tree, source.columns, parsed)
@@ -83,21 +84,25 @@ def convert(
     if source.info is not None and step is None and name is None:
         step, name = source.info.step, None if source.info.step is not None else source.info.name
     lazy = _source(source.path, mapped.tree)
-    info = api.save(
-        lazy.tree(),
+    tree = lazy.tree()
+    backend, request = settle_call(
+        tree,
         dst,
-        step=step,
-        name=name,
+        step,
+        name,
         metadata={**_foreign_metadata(mapped.tree), **metadata},
         metrics={**(source.info.metrics if source.info is not None else {}), **metrics},
         if_exists=if_exists,
-        codec=codec,
-        chunk_nbytes=chunk_nbytes,
-        digest=digest,
-        durable=durable,
+        options=SaveOptions(codec, chunk_nbytes, digest, durable),
+        bases=None,
+        timeout_s=_TIMEOUT_S,
         progress=progress,
     )
-    _check(lazy, info, dst, is_new=info.created >= started, progress=progress)
+    settle(backend)
+    comparison = _Comparison(lazy, request)
+    info = save_tree(tree, backend, replace(request, check=comparison.before_commit))
+    if not comparison.done:
+        comparison.with_kept(parse_where(dst)[0], info)
     return _report(info, mapped)
 
 
@@ -172,57 +177,56 @@ def _foreign_metadata(tree: ForeignTree) -> dict[str, object]:
     }
 
 
-def _check(
-    source: ForeignCheckpoint,
-    info: CheckpointInfo,
-    dst: StrPath | Store,
-    *,
-    is_new: bool,
-    progress: Progress,
-) -> None:
-    """Compare the digests of the checkpoint with the source; withdraw what this call committed."""
-    from ckptfmt.engine import Store
+class _Comparison:
+    """Compares digests with the source once more: of what is written, while nothing shows it yet, so
+    that a checkpoint which it would replace stays; or of what was there and is kept."""
 
-    store = dst if isinstance(dst, Store) else Store(info.url)
-    with store.open(info.name) as checkpoint:
-        wrong = _first_difference(source.foreign, checkpoint.index, info, progress)
-        if wrong is None and not is_new:
-            wrong = _other_values(source.flat, checkpoint.index)
-    if wrong is None:
-        return
-    if not is_new:
-        raise ExistsError(
-            "the checkpoint that was kept holds another tree than the source",
-            reason="other-tree",
-            where=f"{info.name} of {info.url}",
-            found=f"{wrong} differs",
-            do="choose another step or name, or if_exists='replace'",
-        )
-    store.delete(info.name, force=True)
-    raise CorruptError(
-        "the source changed while it was converted",
-        reason="foreign-changed",
-        where=wrong,
-        do="the checkpoint was deleted; convert again",
-    )
+    def __init__(self, source: ForeignCheckpoint, request: SaveRequest) -> None:
+        self._source, self._request = source, request
+        self.done = False
 
+    def before_commit(self, section: TreeSection) -> None:
+        wrong = self._first_difference(section, self._request.options.digest)
+        if wrong is not None:
+            raise CorruptError(
+                "the source changed while it was converted",
+                reason="foreign-changed",
+                where=wrong,
+                do="nothing was committed; convert again",
+            )
+        self.done = True
 
-def _first_difference(
-    tree: ForeignTree, index: Index, info: CheckpointInfo, progress: Progress
-) -> str | None:
-    done, total = 0, tree.nbytes
-    seen: set[Hashable] = set()
-    for name, tensor in tree.tensors.items():
-        if tensor.identity in seen:
-            continue  # a tie is one tensor
-        if tensor.identity is not None:
-            seen.add(tensor.identity)
-        if not same_digests(index, name, tensor):
-            return tensor.where
-        done += tensor.nbytes
-        if callable(progress):
-            progress(Event("check", time.time(), info.name, info.step, done, total))
-    return None
+    def with_kept(self, store: Store, info: CheckpointInfo) -> None:
+        with store.open(info.name) as checkpoint:
+            index = checkpoint.index
+            wrong = self._first_difference(index.tree, index.about.algorithm)
+            if wrong is None:
+                wrong = _other_values(self._source.flat, index)
+        if wrong is not None:
+            raise ExistsError(
+                "the checkpoint that was kept holds another tree than the source",
+                reason="other-tree",
+                where=f"{info.name} of {info.url}",
+                found=f"{wrong} differs",
+                do="choose another step or name, or if_exists='replace'",
+            )
+
+    def _first_difference(self, section: TreeSection, algorithm: str) -> str | None:
+        tree, request = self._source.foreign, self._request
+        done, total = 0, tree.nbytes
+        seen: set[Hashable] = set()
+        for name, tensor in tree.tensors.items():
+            if tensor.identity in seen:
+                continue  # a tie is one tensor
+            if tensor.identity is not None:
+                seen.add(tensor.identity)
+            if not _same_digests(section, algorithm, name, tensor):
+                return tensor.where
+            done += tensor.nbytes
+            if callable(request.progress):
+                event = Event("check", time.time(), request.name, request.step, done, total)
+                request.progress(event)
+        return None
 
 
 def _other_values(flat: FlatTree, index: Index) -> str | None:
@@ -240,11 +244,10 @@ def _other_values(flat: FlatTree, index: Index) -> str | None:
     return None
 
 
-def same_digests(index: Index, name: str, tensor: ForeignTensor) -> bool:
-    """Whether a stored tensor has the digests of a foreign one, cut as the index cuts it."""
+def _same_digests(section: TreeSection, algorithm: str, name: str, tensor: ForeignTensor) -> bool:
+    """Whether a stored tensor has the digests of a foreign one, cut as its tree cuts it."""
     from ckptfmt.format import digest
 
-    section = index.tree
     position = section.leaf_positions.get(name)
     if position is None:
         return False
@@ -259,7 +262,7 @@ def same_digests(index: Index, name: str, tensor: ForeignTensor) -> bool:
         begin, end = (int(n) for n in section.region_chunk_starts[region : region + 2])
         for chunk in range(begin, end):
             nbytes = int(section.chunk_raw[chunk])
-            found = digest(read(at, nbytes), index.about.algorithm)
+            found = digest(read(at, nbytes), algorithm)
             if found != section.chunk_digests[chunk].tobytes():
                 return False
             at += nbytes

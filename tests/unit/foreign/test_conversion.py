@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import tracemalloc
@@ -110,19 +111,37 @@ def test_a_source_that_changes_meanwhile_costs_the_checkpoint(
 ) -> None:
     path = write({"w": ("U8", [4], b"abcd")})
     ckptfmt.save({"old": 1}, tmp_path / "s", step=1, durable=False)
-    check = conversion._check
+    compare = conversion._Comparison.before_commit
 
-    def change_and_check(*args: Any, **options: Any) -> None:
-        data = path.read_bytes()
+    def change_and_compare(*args: Any) -> None:
         with open(path, "r+b") as file:
-            file.seek(len(data) - 1)
+            file.seek(-1, 2)
             file.write(b"X")
-        check(*args, **options)
+        compare(*args)
 
-    monkeypatch.setattr(conversion, "_check", change_and_check)
+    monkeypatch.setattr(conversion._Comparison, "before_commit", change_and_compare)
     with pytest.raises(CorruptError, match="source changed while it was converted"):
         ckptfmt.convert(path, tmp_path / "s", step=2, durable=False)
     assert ckptfmt.Store(tmp_path / "s").steps() == [1]
+
+
+def test_what_a_changed_source_would_have_replaced_stays(write: Write, tmp_path: Path) -> None:
+    path = write({"w": ("U8", [4], b"abcd")})
+    ckptfmt.save({"old": 1}, tmp_path / "s", step=1, durable=False)
+
+    other = itertools.count(1)
+
+    def change(event: Event) -> None:
+        if event.kind != "check":
+            with open(path, "r+b") as file:
+                file.seek(-1, 2)
+                file.write(bytes([next(other)]))
+
+    with pytest.raises(CorruptError, match="nothing was committed"):
+        ckptfmt.convert(
+            path, tmp_path / "s", step=1, if_exists="replace", durable=False, progress=change
+        )
+    assert ckptfmt.load(tmp_path / "s", step=1) == {"old": 1}
 
 
 def test_converting_again_succeeds_and_another_file_under_the_name_is_refused(

@@ -241,15 +241,15 @@ def test_the_digests_are_compared_through_the_rules(
 
     path = tmp_path / "x.npy"
     np.save(path, np.zeros((3, 4), np.float32))
-    check = conversion._check
+    compare = conversion._Comparison.before_commit
 
-    def change_and_check(*args: Any, **options: Any) -> None:
+    def change_and_compare(*args: Any) -> None:
         with open(path, "r+b") as file:
             file.seek(-1, 2)
             file.write(b"X")
-        check(*args, **options)
+        compare(*args)
 
-    monkeypatch.setattr(conversion, "_check", change_and_check)
+    monkeypatch.setattr(conversion._Comparison, "before_commit", change_and_compare)
     with pytest.raises(ckptfmt.CorruptError, match="source changed"):
         ckptfmt.convert(path, tmp_path / "s", rules=[{"transpose": "^"}], durable=False)
     assert ckptfmt.Store(tmp_path / "s").names() == []
