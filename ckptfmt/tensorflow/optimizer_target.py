@@ -22,7 +22,7 @@ from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.matching import absolute, ask
 from ckptfmt.tensorflow.optimizer_kinds import kind_of
 from ckptfmt.tensorflow.survey import name_of
-from ckptfmt.tensorflow.tensors import raw_variable
+from ckptfmt.tensorflow.tensors import is_optimizer, raw_variable
 
 
 class OptimizerTarget:
@@ -167,28 +167,34 @@ def followed(comparison: Comparison, name: str, peers: Peers) -> dict[str, Store
     """What is stored of an optimizer, the state of variables that `rename=` moved under the new ones.
 
     Such a variable is told by where it was: `m/a/kernel`, which is `net/enc/kernel` now, makes
-    `state/a/kernel/velocity` that of `enc/kernel`.
+    `state/a/kernel/velocity` that of `enc/kernel`. Of variables whose paths end alike it is the one
+    of the shortest; where two are as short and go to different names, the state stays.
     """
     stored = comparison.stored(name)
-    to: dict[str, set[str]] = {}
-    for peer, _ in peers:
-        for leaf in comparison.stored(peer).values() if peer != name else ():
-            parts = leaf.origin.split("/") if leaf.origin else []
+    if not any(leaf.origin for leaf in comparison.stored("").values()):
+        return dict(stored)
+    to: dict[str, tuple[int, set[str]]] = {}
+    for peer, obj in peers:
+        for leaf in () if is_optimizer(obj) else comparison.stored(peer).values():
+            parts = (leaf.origin or leaf.name).split("/")
+            within = leaf.name[len(peer) :].lstrip("/")
             for depth in range(len(parts)):
-                to.setdefault("/".join(parts[depth:]), set()).add(
-                    leaf.name[len(peer) :].lstrip("/")
-                )
-    names = {one: _follow(one, leaf, to) for one, leaf in stored.items()}
-    uses = Counter(names.values())
-    return {names[one] if uses[names[one]] == 1 else one: leaf for one, leaf in stored.items()}
+                end = "/".join(parts[depth:])
+                new = within if depth else leaf.name  # in full where it optimizes several models
+                least, names = to.get(end, (depth, set[str]()))
+                if depth <= least:
+                    to[end] = depth, {new, *(names if depth == least else ())}
+    moved = {one: _follow(one, leaf, to) for one, leaf in stored.items()}
+    uses = Counter(moved.values())
+    return {moved[one] if uses[moved[one]] == 1 else one: leaf for one, leaf in stored.items()}
 
 
-def _follow(name: str, leaf: StoredLeaf, to: Mapping[str, set[str]]) -> str:
+def _follow(name: str, leaf: StoredLeaf, to: Mapping[str, tuple[int, set[str]]]) -> str:
     """The name of a slot after its variable has moved; one that was renamed itself stays."""
     mark = f"/{keras_optimizer.STATE}/"
     head, _, rest = name.rpartition(mark)
     owner, _, slot = rest.rpartition("/")
-    new = to.get(owner, set())
+    _, new = to.get(owner, (0, set[str]()))
     if not head or len(new) != 1 or (leaf.origin and leaf.origin.rpartition(mark)[2] != rest):
         return name
     return f"{head}{mark}{next(iter(new))}/{slot}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import ckptfmt.tensorflow as ckf
 from ckptfmt import CkptWarning, UsageError
 from ckptfmt.tensorflow import ADAPTER
 
@@ -251,3 +253,49 @@ def test_an_optimizer_can_be_undone(saved: Save) -> None:
     assert int(optimizer.iterations) == 1
     target.undo()
     assert all(np.array_equal(a, v.numpy()) for a, v in zip(before, optimizer.variables))
+
+
+def pair(first: str, second: str) -> Any:
+    return keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, name=first), layers.Dense(4, name=second)]
+    )
+
+
+def test_state_of_several_models_follows_a_renamed_variable_under_its_full_name(
+    tmp_path: Path,
+) -> None:
+    first, second, optimizer = pair("a", "b"), pair("a", "b"), keras.optimizers.Adam(0.01)
+    chain = keras.Sequential([first, second])
+    train(chain, optimizer)
+    ckf.save({"G": first, "D": second, "optimizer": optimizer}, tmp_path, step=1)
+    one, two, fresh = pair("a", "b"), pair("x", "b"), keras.optimizers.Adam()
+    tree = {"G": one, "D": two, "optimizer": fresh}
+    ckf.restore(tree, tmp_path, rename={"D/a": "D/x"}).assert_consumed()
+    assert same(optimizer, fresh)
+
+
+def test_state_goes_with_the_variable_of_its_path_not_with_a_deeper_one(tmp_path: Path) -> None:
+    def model(deep: str) -> Any:
+        inner = keras.Sequential([layers.Dense(4, name=deep)], name="inner")
+        return keras.Sequential([keras.Input((4,)), layers.Dense(4, name="a"), inner])
+
+    first, second = model("a"), model("x")
+    optimizer, fresh = keras.optimizers.Adam(0.01), keras.optimizers.Adam()
+    train(first, optimizer)
+    ckf.save({"model": first, "optimizer": optimizer}, tmp_path, step=1)
+    rename = {"model/inner/a": "model/inner/x"}
+    ckf.restore({"model": second, "optimizer": fresh}, tmp_path, rename=rename).assert_consumed()
+    assert same(first, second)
+    assert same(optimizer, fresh)
+
+
+def test_state_does_not_follow_a_namesake_in_another_model(tmp_path: Path) -> None:
+    first, second, optimizer = pair("a", "b"), pair("a", "b"), keras.optimizers.Adam(0.01)
+    train(first, optimizer)
+    ckf.save({"G": first, "D": second, "optimizer": optimizer}, tmp_path, step=1)
+    one, two, fresh = pair("a", "b"), pair("x", "b"), keras.optimizers.Adam()
+    fresh.build(one.trainable_variables)
+    tree = {"G": one, "D": two, "optimizer": fresh}
+    ckf.restore(tree, tmp_path, rename={"D/a": "D/x"}).assert_consumed()
+    assert same(second, two)
+    assert same(optimizer, fresh)
