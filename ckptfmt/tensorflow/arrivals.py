@@ -254,7 +254,7 @@ def fitting(variable: Any, value: Any, rules: Any, name: str) -> Any:
             "a variable that came later does not fit what is stored for it",
             reason="tree",
             where=name,
-            expected=f"{dtype.name} {shape}",
+            expected=f"{dtype.name} {'?' if shape.rank is None else shape.as_list()}",
             found=f"{value.dtype.name} {list(value.shape)}"
             if hasattr(value, "dtype")
             else "a plain value",

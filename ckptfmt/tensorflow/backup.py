@@ -6,6 +6,7 @@ position in the data, the logs so far and what other callbacks carry on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from ckptfmt.tensorflow.fit_state import (
     metric_variables,
     model_tree,
     set_callback_states,
+    was_stopped,
 )
 from ckptfmt.tensorflow.rng import rng_state
 from ckptfmt.types import StrPath
@@ -231,7 +233,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._batch, self._done = state["epoch"], state["batch"], state["done"]
         self._batches, self._logs = state["batches"], state["logs"]
         self._pending = state
-        self.model._initial_epoch = self._epoch
+        # Interrupted between the decision to stop and the end of the fit: it only ends.
+        over = not self._batch and was_stopped(self._others, state["callbacks"])
+        self.model._initial_epoch = sys.maxsize if over else self._epoch
         # What begins an epoch, Keras and the other callbacks, has been done before the save already:
         # all of it is undone before the first step.
         snapshot = Snapshot(self.model) if self._batch else None
@@ -255,7 +259,12 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def _before_epoch(self) -> None:
         """Before all other callbacks begin the first epoch."""
         self.model._initial_epoch = None  # a later fit begins where it is told to
-        if self._pending is not None and not self._batch:
+        if not self._batch:
+            self._give_states()
+
+    def _give_states(self) -> None:
+        """Let the other callbacks know what they knew; also where no epoch is left, before they end."""
+        if self._pending is not None:
             state, self._pending = self._pending, None
             set_callback_states(self._others, state["callbacks"])
 
@@ -305,3 +314,6 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._backup._before_epoch()
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._backup._give_states()

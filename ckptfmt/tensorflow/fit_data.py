@@ -9,8 +9,9 @@ were when the iterator was made, and draws and drops as many batches.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import dropwhile
 from types import FrameType
 from typing import Any
@@ -223,6 +224,7 @@ class FitData:
             "seen": max(0, self._epochs._steps_seen - batch) if self._epochs.steps_per_epoch else 0,
             "steps_per_epoch": self._epochs.steps_per_epoch or 0,
             "steps_per_execution": self._epochs.steps_per_execution,
+            "batches": self._batches(),
             "learned": self._learned,
         }
         position = None
@@ -236,6 +238,25 @@ class FitData:
 
     def _pipeline(self) -> list[str]:
         return [text for text, _ in describe(self._current._dataset)]
+
+    def _batches(self) -> list[int]:
+        """How many batches a pass over the data has, and their size; 0 is not known."""
+        adapter = self._epochs.data_adapter
+        numbers = adapter.num_batches, adapter.batch_size
+        return [int(n) if n is not None and 0 < n < math.inf else 0 for n in numbers]
+
+    def _check_batches(self, state: Mapping[str, Any], batch: int) -> None:
+        """The batches that are done must be as many of this fit's."""
+        batches = state.get("batches", self._batches())
+        if batch and batches != self._batches():
+            raise MismatchError(
+                "fit was interrupted in an epoch that is cut into other batches",
+                reason="fit-batches",
+                expected=_words(batches),
+                found=_words(self._batches()),
+                do="pass data of the same length and batch size; another batch size is possible "
+                "from where an epoch begins",
+            )
 
     def load(self, state: Mapping[str, Any], batch: int) -> None:
         """Go to where a state was taken: the iterator at once, if it has a position.
@@ -265,8 +286,10 @@ class FitData:
                     found=self._refusal or in_words(own),
                     do="pass the data that the interrupted fit had",
                 )
+        self._check_batches(state, batch)
+        if "position" in state:
             set_position(self._current, state["position"], "data")
-            if "opening" in state and "Repeat" not in kinds(own):
+            if "opening" in state and "Repeat" not in kinds(self._pipeline()):
                 # A shuffle that has given all it had says no more which numbers its next pass takes,
                 # and downstream of it there may still be batches. The start of this pass says it: the
                 # data set, which counts, learns it from any iterator. (Where passes are repeated
@@ -284,6 +307,11 @@ class FitData:
         self._resume, self._drop, self._before_first = state, batch, before_first
         self._taken = state["taken"] if "position" in state else 0
         self._learned, self._opening = state["learned"], state.get("opening")
+
+
+def _words(batches: Sequence[int]) -> str:
+    count, size = (str(n) if n else "unknown" for n in batches)
+    return f"batches: {count}, of size: {size}"
 
 
 class _Dataset:

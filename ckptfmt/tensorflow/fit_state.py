@@ -112,6 +112,16 @@ def set_callback_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> 
                 setattr(callback, key, state[key])
 
 
+def was_stopped(callbacks: Sequence[Any], states: Mapping[str, Any]) -> bool:
+    """Whether an EarlyStopping had ended the fit, and has no more patience now."""
+    return any(
+        isinstance(callback, keras.callbacks.EarlyStopping)
+        and states.get(name, {}).get("stopped_epoch", 0) > 0
+        and states[name]["wait"] >= callback.patience
+        for name, callback in _named(callbacks).items()
+    )
+
+
 def _attributes(callback: Any) -> tuple[str, ...]:
     return next((found for kind, found in _ATTRIBUTES.items() if isinstance(callback, kind)), ())
 

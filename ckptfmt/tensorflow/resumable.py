@@ -8,7 +8,7 @@ be made anew in its order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -39,7 +39,10 @@ class Resumable:
     def __next__(self) -> Any:
         if self._elements is None:
             dataset = self._make(self.epoch)
+            if not isinstance(dataset, tf.data.Dataset):
+                _refuse_type(dataset)
             _check_seeds(dataset)
+            self._check_length(dataset)
             left = dataset.skip(self.position) if self.position else dataset
             self._elements = iter(left if self._wrap is None else self._wrap(left))
         try:
@@ -49,6 +52,18 @@ class Resumable:
             raise
         self.position += 1
         return element
+
+    def _check_length(self, dataset: Any) -> None:
+        """A known length (unknown and infinite ones are negative) must reach the position."""
+        length = int(dataset.cardinality())
+        if 0 <= length < self.position:
+            raise MismatchError(
+                "the data end before the position that was saved",
+                reason="resumable",
+                expected=f"{self.position} elements or more in epoch {self.epoch}",
+                found=str(length),
+                do="make the data set as it was when it was saved, batch size included",
+            )
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self.position}
@@ -85,10 +100,12 @@ def resumable(
         wrap: Makes what the elements come from of the data set after the skip:
             `strategy.experimental_distribute_dataset`. One element of it is one of the data set.
     Raises:
-        UsageError: kind `usage-resumable`: a shuffle that gives another order after a restart. That
-            of a function is found when the epoch begins.
+        UsageError: kind `usage-resumable`: a shuffle that gives another order after a restart, or
+            something that is no data set. What a function makes is looked at when the epoch begins.
     """
     if not isinstance(make, tf.data.Dataset):
+        if not callable(make):
+            _refuse_type(make)
         return Resumable(make, wrap)
     dataset = make
     _check_seeds(dataset)
@@ -106,6 +123,16 @@ def _check_seeds(dataset: Any) -> None:
     for text, _ in describe(dataset):
         if text.startswith("Shuffle(") and "seed=0, seed2=0" in text:
             _refuse("a shuffle without a seed")
+
+
+def _refuse_type(found: object) -> NoReturn:
+    raise UsageError(
+        "not a data set of tf.data",
+        reason="resumable",
+        expected="a tf.data.Dataset, or a function of the epoch that makes one",
+        found=type(found).__name__,
+        do="tf.data.Dataset.from_generator makes one of a generator",
+    )
 
 
 def _refuse(found: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,14 +188,12 @@ def test_a_fit_in_graphs_of_several_steps_resumes_too(tmp_path: Path) -> None:
     "options", [{}, {"run_eagerly": False}, {"run_eagerly": False, "steps_per_execution": 2}]
 )
 @pytest.mark.filterwarnings("ignore:fit will resume by drawing")
-def test_a_fit_resumes_from_batches_of_every_epoch(
-    tmp_path: Path, data: str, options: dict[str, Any]
-) -> None:
+def test_a_fit_resumes_from_every_batch(tmp_path: Path, data: str, options: dict[str, Any]) -> None:
     each = options.get("steps_per_execution", 1)
     whole, spy = make(**options), Spy()
     fit(whole, data, spy, ckf.BackupAndRestore(tmp_path / "whole"))
     batches = [row for row in spy.seen if row[1] != "epoch"]
-    for at in range(2, len(batches) + 1, 4):
+    for at in range(1, len(batches) + 1):
         folder = tmp_path / str(at)
         interrupted(data, folder, at, each, **options)
         resumed, seen = make(**options), Spy()
@@ -273,6 +272,61 @@ def test_other_data_or_other_steps_are_refused_and_nothing_changes(tmp_path: Pat
     assert int(model.optimizer.iterations) == 0
     with pytest.raises(MismatchError, match="shape"):
         fit(make(width=6), "shuffled", backup)
+
+
+@pytest.mark.parametrize("data", ["arrays", "batched"])
+def test_another_batch_size_is_refused_within_an_epoch_and_taken_between_two(
+    tmp_path: Path, data: str
+) -> None:
+    def run(model: Any, size: int, *callbacks: Any) -> None:
+        if data == "arrays":
+            model.fit(X, Y, batch_size=size, epochs=2, verbose=0, callbacks=list(callbacks))
+        else:
+            rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+            model.fit(rows, epochs=2, verbose=0, callbacks=list(callbacks))
+
+    cuts: list[Any] = [(2, 3), ("epoch", 7)]
+    for every, at in cuts:
+        backup = ckf.BackupAndRestore(tmp_path / str(every), save_freq=every)
+        with pytest.raises(Interrupted):
+            run(make(), 4, backup, Spy(at))
+        backup._manager.wait()
+    model = make()
+    with pytest.raises(MismatchError, match=r"other batches.*batches: 6.*batches: 3"):
+        run(model, 8, ckf.BackupAndRestore(tmp_path / "2", save_freq=2))
+    assert int(model.optimizer.iterations) == 0
+    run(model, 8, ckf.BackupAndRestore(tmp_path / "epoch"))
+    assert int(model.optimizer.iterations) == 6 + 3
+
+
+def test_a_fit_that_was_killed_at_its_end_ends_as_it_would_have(tmp_path: Path) -> None:
+    """Stopped early or not: no epoch more, the best weights, and the whole history."""
+
+    class Killed(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            raise Interrupted
+
+    def early(patience: int = 1) -> Any:
+        return keras.callbacks.EarlyStopping(
+            "loss", patience=patience, min_delta=10.0, restore_best_weights=True
+        )
+
+    for epochs in (9, 1):
+        whole, folder = make(), tmp_path / str(epochs)
+        history = fit(whole, "arrays", early(), epochs=epochs)
+        backup = ckf.BackupAndRestore(folder)
+        with pytest.raises(Interrupted):
+            fit(make(), "arrays", Killed(), early(), backup, epochs=epochs)
+        backup._manager.wait()
+        patient, anew = tmp_path / f"{epochs}-patient", make()
+        shutil.copytree(folder, patient)
+        again = fit(anew, "arrays", early(), ckf.BackupAndRestore(folder), epochs=epochs)
+        assert again.history == history.history
+        assert [v.tobytes() for v in anew.get_weights()] == [
+            v.tobytes() for v in whole.get_weights()
+        ]
+        longer = fit(make(), "arrays", early(9), ckf.BackupAndRestore(patient), epochs=4)
+        assert len(longer.epoch) == 4
 
 
 @pytest.mark.parametrize("data", LOSSY)

@@ -105,3 +105,30 @@ def test_another_state_is_refused_and_the_position_stays(tmp_path: Path, state: 
     with pytest.raises(ckptfmt.MismatchError):
         ckf.restore({"data": data}, tmp_path)
     assert int(next(data)) == 1
+
+
+def test_data_that_are_shorter_than_the_position_are_refused(tmp_path: Path) -> None:
+    def of(length: int) -> Any:
+        return ckf.resumable(lambda epoch: tf.data.Dataset.range(length).batch(2))
+
+    data = of(8)
+    next(data)
+    next(data)
+    ckf.save({"data": data}, tmp_path)
+    short = of(2)
+    ckf.restore({"data": short}, tmp_path)
+    with pytest.raises(ckptfmt.MismatchError, match="end before the position"):
+        next(short)
+    exact = of(4)
+    ckf.restore({"data": exact}, tmp_path)
+    assert list(exact) == []
+    assert exact.epoch == 1
+
+
+def test_what_is_no_data_set_is_refused() -> None:
+    number: Any = 3
+    of_range: Any = range
+    with pytest.raises(ckptfmt.UsageError, match=r"not a data set.*found int"):
+        ckf.resumable(number)
+    with pytest.raises(ckptfmt.UsageError, match=r"not a data set.*found range"):
+        next(ckf.resumable(of_range))
