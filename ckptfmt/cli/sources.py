@@ -155,9 +155,9 @@ def foreign_format(text: str) -> str | None:
     if not there or os.path.isdir(os.path.join(text, "checkpoints")):
         return None
     # Imported here: most paths are stores, and their commands do without importers.
-    from ckptfmt.foreign import detect_format, importer_names
+    from ckptfmt.foreign import detect_format, importer_names, suffix_format
 
-    found = detect_format(text)
+    found = detect_format(text) or suffix_format(text)
     if found is None and os.path.isfile(text):  # a folder may become a store
         raise UnsupportedError(
             "neither a store nor of a format that can be read",

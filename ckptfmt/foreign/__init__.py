@@ -25,6 +25,7 @@ from ckptfmt.foreign.registry import (
     format_for,
     importer_names,
     read_foreign,
+    suffix_format,
 )
 from ckptfmt.foreign.stored import is_store
 
@@ -46,6 +47,7 @@ __all__ = [
     "is_store",
     "open_foreign",
     "read_foreign",
+    "suffix_format",
     "translate",
     "tree_of",
 ]

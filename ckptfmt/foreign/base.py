@@ -6,6 +6,7 @@ leaf, or is listed in `skipped`; nothing is dropped in silence.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -59,7 +60,21 @@ class ForeignTensor:
     attributes: Mapping[str, object] = field(default_factory=dict)
     box: BoxReader | None = None
 
+    def __post_init__(self) -> None:
+        # Other shapes are as large as bytes that are there. This one is (2^60, 0, 2^60), which NumPy
+        # refuses although it is empty.
+        if not self.nbytes and math.prod(n for n in self.shape if n) >= _EMPTY_NUMEL_MAX:
+            raise CorruptError(
+                "an empty tensor whose other lengths overflow",
+                reason="foreign-shape",
+                where=self.where,
+                found=ascii(self.shape)[:200],
+                do="get the file again",
+            )
 
+
+_EMPTY_NUMEL_MAX = 1 << 58
+"""Of its lengths but the zeros: with elements of 16 bytes the product stays below 2^63."""
 _FIELDS = tuple(item.name for item in fields(ForeignTensor))
 
 

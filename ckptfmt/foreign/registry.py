@@ -111,10 +111,20 @@ def detect_format(path: str) -> str | None:
     return next((name for name in names if get_importer(name).detect(path)), None)
 
 
+def suffix_format(path: str) -> str | None:
+    """The format that a file's name says where its content says none: its importer says what is
+    wrong with it, cut off or no regular file."""
+    if os.path.isdir(path) or not os.path.lexists(path):
+        return None
+    lower = path.lower()
+    return next((name for name, row in IMPORTERS.items() if lower.endswith(row.suffixes)), None)
+
+
 def find_importer(path: str, source_format: str | None) -> tuple[str, Importer]:
-    """The importer for a path: the named one, else the one that recognises it."""
+    """The importer for a path: the named one, else the one that recognises it, else the one that
+    its suffix means."""
     # Not every path is a file: TensorFlow's checkpoints go by the part that their files share.
-    name = source_format or detect_format(path)
+    name = source_format or detect_format(path) or suffix_format(path)
     if name is None and not os.path.lexists(path):
         raise NotFoundError("no such file or folder", reason="file", where=path)
     if name is None:

@@ -68,3 +68,12 @@ def test_every_fixture_of_every_format_is_shown(run: Run) -> None:
     for path in whole:
         done = run("show", path)
         assert done.code == 0, f"{path}: {done.err}"
+
+
+def test_a_file_that_was_cut_off_is_no_unknown_one(run: Run, files: list[tuple[Path, str]]) -> None:
+    path = files[0][0]
+    path.write_bytes(path.read_bytes()[:-30])
+    for words in (["show", path], ["cat", path, "m/w"], ["convert", path, path.parent / "s"]):
+        found = run(*words)
+        assert found.code == 4
+        assert "cut off" in found.err

@@ -55,6 +55,7 @@ def fetch_all(path: Path) -> None:
     [
         ({"x": array((3,))}, "do not fit the shape"),
         ({"x": array((1 << 62, 1 << 62))}, "do not fit the shape"),
+        ({"x": array((1 << 60, 0, 1 << 60), data=b"")}, "other lengths overflow"),
         ({"x": array((-2,))}, "not a shape"),
         ({"x": array((True, 2))}, "not a shape"),
         ({"x": array([1] * 65)}, "not a shape"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt import MismatchError, NotFoundError, UnsupportedError, UsageError
+from ckptfmt import CorruptError, MismatchError, NotFoundError, UnsupportedError, UsageError
 
 FILES = Path(__file__).resolve().parents[2] / "compat/import/safetensors"
 
@@ -94,6 +95,16 @@ def test_what_is_no_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"PK\x03\x04 something else")
     with pytest.raises(UnsupportedError, match="no importer recognises this"):
         ckptfmt.open_foreign(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.npz", "x.keras"])
+def test_a_file_that_was_cut_off_says_so(tmp_path: Path, name: str) -> None:
+    """Nothing in it says what it is; its suffix does."""
+    with zipfile.ZipFile(tmp_path / "whole", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}.")
+    (tmp_path / name).write_bytes((tmp_path / "whole").read_bytes()[:-30])
+    with pytest.raises(CorruptError, match="cut off"):
+        ckptfmt.open_foreign(tmp_path / name)
 
 
 def test_verify_finds_what_cannot_be_valid(tmp_path: Path) -> None:
