@@ -69,6 +69,14 @@ class DcpExporter(Exporter):
 
     def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
         plan = ExportPlan(tree, state=_Items())
+        if "" in tree.leaves:
+            raise UnsupportedError(
+                "a checkpoint of torch.distributed is a dict",
+                reason="export-name",
+                where=tree.title,
+                found="a tree that is one leaf",
+                do="put it into a dict",
+            )
         joined = joined_names(tree.leaves, ".")
         for tensor in tree.tensors:
             dtype = torch_dtype(tensor)

@@ -54,7 +54,9 @@ class KerasExporter(Exporter):
                     plan.skipped[name] = f"{tensor.name}, which Keras has once"
             if tensor.name not in paths:
                 continue
-            if tensor.numpy_dtype.kind not in "biufc" and tensor.dtype != _BFLOAT16:
+            known = tensor.numpy_dtype
+            is_number = known.kind in "biufc" and known.type.__module__ == "numpy"
+            if not is_number and tensor.dtype != _BFLOAT16:
                 plan.skip(tensor, f"a file of weights has no dtype {tensor.dtype}")
                 continue
             plan.tensors.append(tensor)

@@ -89,9 +89,13 @@ class OrbaxExporter(Exporter):
 
     def _name(self, plan: ExportPlan, name: str, keys: Keys) -> None:
         param = ".".join(text for text, _ in keys)
-        if param in plan.state.taken or not param:
+        # As the importer: such a name may lead out of the folder.
+        leads_out = "\0" in param or ".." in param.split("/") or param.startswith("/")
+        if param in plan.state.taken or not param or leads_out:
             raise UnsupportedError(
-                "a name that Orbax cannot tell from another's",
+                "a name that leads elsewhere"
+                if leads_out
+                else "a name that Orbax cannot tell from another's",
                 reason="export-name",
                 where=repr(name),
                 found=repr(param),

@@ -26,6 +26,8 @@ INDEX = "model.safetensors.index.json"
 _NAMES = {ours: name for name, (ours, bits) in DTYPES.items() if bits != 6}
 _BITS = dict(DTYPES.values())
 
+_METADATA_NAME = "__metadata__"
+
 
 class SafetensorsExporter(Exporter):
     """Row `safetensors` of EXPORTERS. A destination without the suffix is a folder."""
@@ -44,6 +46,8 @@ class SafetensorsExporter(Exporter):
                 plan.skip(tensor, f"the format has no dtype {tensor.dtype}")
             elif tensor.size * _BITS[tensor.dtype] % 8:
                 plan.skip(tensor, f"an odd number of elements of {tensor.dtype}")
+            elif tensor.name == _METADATA_NAME:
+                plan.skip(tensor, "a name that the header keeps for its metadata")
             else:
                 plan.tensors.append(tensor)
         carried = [name for tensor in plan.tensors for name in tensor.names]
@@ -172,7 +176,7 @@ def _write_file(
     for tensor in ordered:
         starts[tensor.row] = position
         position += _nbytes(tensor)
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: dict[str, Any] = {_METADATA_NAME: dict(metadata)}
     for tensor in tensors:
         start = starts[tensor.row]
         header[plan.names[tensor.name]] = {

@@ -27,6 +27,7 @@ _STORAGES = {
     "quint2x4": "QUInt2x4",
 }  # fmt: skip
 """Dtypes with a storage class; torch gives all others an untyped one, and the dtype beside it."""
+_SIGNED_NARROW = ("int2", "int4")
 _TENSOR, _OF_DTYPE = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
 
 
@@ -98,6 +99,9 @@ class Layout:
                     yield np.frombuffer(pack_array(piece), np.uint8)
             return
         for piece in pieces:
+            if self.dtype.name in _SIGNED_NARROW:
+                # The sign is in all of torch's byte; here only in the bits that count.
+                piece = piece.astype(np.int8)
             yield raw_bytes(np.moveaxis(piece, 1, -1) if self.format else piece)
 
 

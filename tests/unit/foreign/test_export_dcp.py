@@ -102,3 +102,9 @@ def test_ties_are_copies_and_what_torch_cannot_hold_is_named(tmp_path: Path) -> 
     (tmp_path / "d/.metadata").unlink()
     with pytest.raises(UsageError, match="no export of this format"):
         exported({"a": w}, tmp_path, if_exists="replace")
+
+
+@pytest.mark.parametrize("tree", [torch.zeros(2), {}])
+def test_a_tree_that_is_one_leaf_is_refused(tmp_path: Path, tree: Any) -> None:
+    with pytest.raises(UnsupportedError, match="is a dict"):
+        exported(tree, tmp_path)

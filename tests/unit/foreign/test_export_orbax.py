@@ -106,6 +106,8 @@ def test_orbax_restores_it(tmp_path: Path) -> None:
         ({"b": b"x"}, r"b: a value \(bytes\)"),
         ({"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}, "cannot tell from another"),
         ({"a": {1: np.zeros(1), "1": np.zeros(1)}}, "cannot tell from another"),
+        ({"../x": np.zeros(1)}, "leads elsewhere"),
+        ({"a\0b": np.zeros(1)}, "leads elsewhere"),
     ],
 )
 def test_what_orbax_cannot_hold_is_named(tmp_path: Path, tree: Any, reason: str) -> None:

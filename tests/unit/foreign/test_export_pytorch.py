@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -284,3 +285,19 @@ def test_parts_that_make_no_tensor_are_refused(tmp_path: Path, attributes: Any) 
     ckptfmt.save({"a": made}, tmp_path / "s", durable=False)
     with pytest.raises(ckptfmt.UnsupportedError, match="the parts make no tensor"):
         ckptfmt.export(tmp_path / "s", tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("name", ["int2", "int4"])
+def test_negative_integers_of_less_than_a_byte_are_torchs(tmp_path: Path, name: str) -> None:
+    array = np.array([-2, -1, 0, 1], getattr(ml_dtypes, name))
+    ckptfmt.save({"w": array}, tmp_path / "s", durable=False)
+    ckptfmt.export(tmp_path / "s", tmp_path / "x.pt")
+    found = torch.load(tmp_path / "x.pt", weights_only=True)["w"]
+    assert found.dtype == getattr(torch, name)
+    assert found.untyped_storage().tolist() == [254, 255, 0, 1]
+    assert ckptfmt.open_foreign(tmp_path / "x.pt")["w"].read().astype(int).tolist() == [
+        -2,
+        -1,
+        0,
+        1,
+    ]

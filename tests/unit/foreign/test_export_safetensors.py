@@ -175,3 +175,8 @@ def test_a_record_that_is_no_tree_of_the_file_is_refused(tmp_path: Path, change:
     exported({"a": {"w": np.zeros(2)}, "v": 1}, tmp_path / "x.safetensors")
     with pytest.raises(CorruptError):
         len(ckptfmt.open_foreign(tampered(tmp_path / "x.safetensors", change)))
+
+
+def test_a_tensor_of_the_name_that_the_metadata_has_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="__metadata__: a name that the header keeps"):
+        exported({"__metadata__": np.zeros(1), "w": np.zeros(1)}, tmp_path / "x.safetensors")
