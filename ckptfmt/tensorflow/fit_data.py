@@ -232,7 +232,7 @@ class FitData:
             unused = self._is_array or not self._taken
             position = self._position(self._current, stateful=unused)
         if position is None:
-            return {**made, **self._before}
+            return {**made, **self._before, "refusal": self._refusal}
         made |= {"position": position, "pipeline": self._pipeline()}
         return made if self._opening is None else {**made, "opening": self._opening}
 
@@ -305,6 +305,8 @@ class FitData:
             before_first: Called before its first step, behind all `on_epoch_begin`.
         """
         self._resume, self._drop, self._before_first = state, batch, before_first
+        # TensorFlow says it of an iterator that has given something: this one will have.
+        self._refusal = self._refusal or state.get("refusal", "")
         self._taken = state["taken"] if "position" in state else 0
         self._learned, self._opening = state["learned"], state.get("opening")
 

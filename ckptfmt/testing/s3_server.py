@@ -18,6 +18,18 @@ from ckptfmt.errors import StorageError
 
 _START_TIMEOUT_S = 30.0
 
+_SERVE = """
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+app, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+def one_at_a_time(environ, start):
+    with lock:
+        return app(environ, start)
+run_simple("127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True)
+"""
+"""moto looks whether an object is there, and then makes it: two threads may both make it. S3 does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class S3Server:
@@ -50,7 +62,7 @@ def serve_s3(bucket: str = "ckptfmt") -> Iterator[S3Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-c", _SERVE, str(port)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -221,27 +220,18 @@ def test_no_payload_is_ever_in_a_msgpack_bin(tmp_path: Path) -> None:
     assert ckptfmt.load(tmp_path)["long"] == b"x" * 5_000_000
 
 
+@pytest.mark.timeout(120)
 def test_a_hundred_thousand_small_tensors_are_no_trouble() -> None:
-    """Many instead of large: alone on two cores saved in 1.4 s, opened in 0.1 s, loaded in 0.6 s."""
+    """Many instead of large."""
     tree = {f"l{i}": {f"w{j}": np.full(9, i, np.float32) for j in range(100)} for i in range(1000)}
-    store, spent = ckptfmt.Store("memory://"), {}
-
-    def timed(what: str, call: Any) -> Any:
-        start = time.perf_counter()
-        made = call()
-        spent[what] = time.perf_counter() - start
-        return made
-
-    timed("save", lambda: ckptfmt.save(tree, store, step=1, durable=False))
-    again = timed("save again", lambda: ckptfmt.save(tree, store, step=2, durable=False))
-    assert again.written_nbytes == 0
-    checkpoint = timed("open", lambda: ckptfmt.open(store))
+    store = ckptfmt.Store("memory://a-hundred-thousand")
+    ckptfmt.save(tree, store, step=1, durable=False)
+    assert ckptfmt.save(tree, store, step=2, durable=False).written_nbytes == 0
+    checkpoint = ckptfmt.open(store)
     assert len(checkpoint) == 100_000
-    timed("a hundred reads", lambda: [checkpoint[f"l{i}/w{i}"].read() for i in range(100)])
-    loaded = timed("load", lambda: ckptfmt.load(store))
-    assert not difference(loaded, tree)
-    timed("verify", lambda: store.verify())
-    assert all(seconds < 30 for seconds in spent.values()), spent
+    assert all(checkpoint[f"l{i}/w{i}"].read()[0] == i for i in range(100))
+    assert not difference(ckptfmt.load(store), tree)
+    assert store.verify().ok
 
 
 @pytest.mark.slow

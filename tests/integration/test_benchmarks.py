@@ -46,6 +46,8 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
             "convert transposed",
             "cold convert pt",
             "cold convert bundle",
+            "export pt",
+            "export bundle",
         },
         {"of_save_rate"},
     ),

@@ -133,9 +133,23 @@ def test_kinds_of_the_table_are_raised_somewhere() -> None:
     assert sorted(table(raised=True) - set(found) - computed) == []
 
 
-def test_every_kind_of_a_document_has_a_vector_or_a_test_that_names_it() -> None:
+def kinds_of_vectors(*, fragments: bool) -> set[str]:
     twins = (SPEC / "vectors" / "reject").glob("*.json")
-    kinds = {json.loads(path.read_text())["kind"] for path in twins}
+    chosen = (path for path in twins if path.name.startswith("fragment") == fragments)
+    return {json.loads(path.read_text())["kind"] for path in chosen}
+
+
+def test_every_kind_of_a_set_of_fragments_is_in_the_table_of_operations() -> None:
+    page = (
+        (SPEC / "09-versions-and-errors.md").read_text().partition("These belong to operations")[2]
+    )
+    kinds = kinds_of_vectors(fragments=True)
+    assert kinds
+    assert sorted(kind for kind in kinds - table(DOCUMENTS) if f"`{kind}`" not in page) == []
+
+
+def test_every_kind_of_a_document_has_a_vector_or_a_test_that_names_it() -> None:
+    kinds = kinds_of_vectors(fragments=False)
     text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     rest = table(DOCUMENTS) - kinds
     assert sorted(kind for kind in rest if kind not in text) == []
