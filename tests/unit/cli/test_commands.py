@@ -530,7 +530,7 @@ def test_convert_of_what_is_damaged_writes_nothing(run: Run, foreign: Path, tmp_
 
 
 def test_convert_of_an_unknown_file_or_format_is_told(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_bytes(b"hello world, no header")
-    assert run("convert", tmp_path / "x.bin", tmp_path / "s").code == 12
+    (tmp_path / "x.dat").write_bytes(b"hello world, no header")
+    assert run("convert", tmp_path / "x.dat", tmp_path / "s").code == 12
     assert run("convert", tmp_path / "none", tmp_path / "s").code == 10
-    assert run("convert", tmp_path / "x.bin", tmp_path / "s", "--from", "nope").code == 2
+    assert run("convert", tmp_path / "x.dat", tmp_path / "s", "--from", "nope").code == 2
