@@ -155,13 +155,16 @@ class _Host(FileMailbox):
         return rank in self._seen and self.has([f"0-{rank}"])
 
     def close(self) -> None:
-        mine = self._seen.items()
+        def are_here() -> bool:
+            return bool(self._seen.items() & self._hellos().items())
 
-        def are_gone() -> bool:
-            return not mine & self._hellos().items()
+        # Who has not come yet must hear what became of this meeting: to a later one it would bring
+        # the message of this.
+        def is_over() -> bool:
+            return len(self._seen) == self._size - 1 and not are_here()
 
         try:
-            if self._size == 1 or wait_until(are_gone, CLOSE_S):
+            if wait_until(is_over, CLOSE_S, self.tend) or not are_here():
                 self._backend.delete(Key(f"parts/{self._place}/answer"))
                 end(self._backend, self._session)
         finally:
