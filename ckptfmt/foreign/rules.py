@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from ckptfmt.errors import UsageError
 from ckptfmt.foreign import lazy
@@ -146,56 +147,63 @@ class Pattern:
 
 
 @dataclass(slots=True)
-class Rename(Rule):
-    """Tensors and values under another name."""
+class Each(Rule):
+    """A rule about leaves one by one: those whose names the pattern matches."""
 
     pattern: Pattern
+
+    takes_values: ClassVar[bool] = False
+    """Whether plain values are touched too."""
+
+    def patterns(self) -> Iterator[str]:
+        yield self.pattern.text
+
+    def apply(self, leaves: Leaves) -> Table:
+        table = Table(self.text)
+        for name, leaf in leaves.items():
+            if (self.takes_values or leaf.tensor is not None) and self.pattern.matches(name):
+                self.touch(table, name, leaf)
+            else:
+                table.keep(name, leaf)
+        return table
+
+    @abstractmethod
+    def touch(self, table: Table, name: str, leaf: Leaf) -> None:
+        """Put into the table what becomes of a leaf that matches."""
+
+
+@dataclass(slots=True)
+class Rename(Each):
+    """Tensors and values under another name."""
+
+    takes_values = True
 
     @property
     def text(self) -> str:  # type: ignore[override]
         return f"rename '{self.pattern.text}' -> '{self.pattern.to}'"
 
-    def patterns(self) -> Iterator[str]:
-        yield self.pattern.text
-
-    def apply(self, leaves: Leaves) -> Table:
-        table = Table(self.text)
-        for name, leaf in leaves.items():
-            if self.pattern.matches(name):
-                table.change({name: leaf}, {self.pattern.renamed(name): leaf})
-            else:
-                table.keep(name, leaf)
-        return table
+    def touch(self, table: Table, name: str, leaf: Leaf) -> None:
+        table.change({name: leaf}, {self.pattern.renamed(name): leaf})
 
 
 @dataclass(slots=True)
-class Drop(Rule):
+class Drop(Each):
     """Tensors and values that are left behind because the caller says so."""
 
-    pattern: Pattern
+    takes_values = True
 
     @property
     def text(self) -> str:  # type: ignore[override]
         return f"drop '{self.pattern.text}'"
 
-    def patterns(self) -> Iterator[str]:
-        yield self.pattern.text
-
-    def apply(self, leaves: Leaves) -> Table:
-        table = Table(self.text)
-        for name, leaf in leaves.items():
-            if self.pattern.matches(name):
-                table.change({name: leaf}, {})
-            else:
-                table.keep(name, leaf)
-        return table
+    def touch(self, table: Table, name: str, leaf: Leaf) -> None:
+        table.change({name: leaf}, {})
 
 
 @dataclass(slots=True)
-class Transform(Rule):
+class Transform(Each):
     """Tensors that match, each made another one: `what` says how, `op` does it."""
 
-    pattern: Pattern
     what: str
     op: Op
 
@@ -204,26 +212,17 @@ class Transform(Rule):
         to = "" if self.pattern.to is None else f" -> '{self.pattern.to}'"
         return f"{self.what} '{self.pattern.text}'{to}"
 
-    def patterns(self) -> Iterator[str]:
-        yield self.pattern.text
-
-    def apply(self, leaves: Leaves) -> Table:
-        table = Table(self.text)
-        for name, leaf in leaves.items():
-            if leaf.tensor is None or not self.pattern.matches(name):
-                table.keep(name, leaf)
-                continue
-            tensor = self.op(like(leaf.tensor, name=name))
-            step = f"{self.what} {shown(leaf.tensor)} -> {shown(tensor)}"
-            table.change({name: leaf}, {self.pattern.renamed(name): leaf.made(tensor, step)})
-        return table
+    def touch(self, table: Table, name: str, leaf: Leaf) -> None:
+        assert leaf.tensor is not None
+        tensor = self.op(like(leaf.tensor, name=name))
+        step = f"{self.what} {shown(leaf.tensor)} -> {shown(tensor)}"
+        table.change({name: leaf}, {self.pattern.renamed(name): leaf.made(tensor, step)})
 
 
 @dataclass(slots=True)
-class Split(Rule):
+class Split(Each):
     """A tensor becomes several, cut along an axis; `to` has a template for each."""
 
-    pattern: Pattern
     to: Sequence[str]
     axis: int
     sizes: Sequence[int] | None
@@ -233,30 +232,22 @@ class Split(Rule):
         to = ", ".join(f"'{template}'" for template in self.to)
         return f"split '{self.pattern.text}' -> {to}"
 
-    def patterns(self) -> Iterator[str]:
-        yield self.pattern.text
-
-    def apply(self, leaves: Leaves) -> Table:
-        table = Table(self.text)
-        for name, leaf in leaves.items():
-            if leaf.tensor is None or not self.pattern.matches(name):
-                table.keep(name, leaf)
-                continue
-            tensor = like(leaf.tensor, name=name)
-            parts = lazy.split(tensor, self.axis, self.sizes, len(self.to))
-            names = [self.pattern.renamed(name, to) for to in self.to]
-            step = f"split {shown(leaf.tensor)} along axis {self.axis}"
-            after = {n: leaf.made(part, step) for n, part in zip(names, parts)}
-            if len(after) != len(parts):
-                raise UsageError(
-                    "the parts of a tensor get one name",
-                    reason="rule-name",
-                    where=repr(name),
-                    found=", ".join(names),
-                    do=f"give each its own template: {self.text}",
-                )
-            table.change({name: leaf}, after)
-        return table
+    def touch(self, table: Table, name: str, leaf: Leaf) -> None:
+        assert leaf.tensor is not None
+        tensor = like(leaf.tensor, name=name)
+        parts = lazy.split(tensor, self.axis, self.sizes, len(self.to))
+        names = [self.pattern.renamed(name, to) for to in self.to]
+        step = f"split {shown(leaf.tensor)} along axis {self.axis}"
+        after = {n: leaf.made(part, step) for n, part in zip(names, parts)}
+        if len(after) != len(parts):
+            raise UsageError(
+                "the parts of a tensor get one name",
+                reason="rule-name",
+                where=repr(name),
+                found=", ".join(names),
+                do=f"give each its own template: {self.text}",
+            )
+        table.change({name: leaf}, after)
 
 
 @dataclass(slots=True)
