@@ -29,7 +29,6 @@ MARKER_TEXT = b'{"format": "ckptfmt", "version": [1, 0], "requires_to_write": []
 _MAJOR = 1
 _KNOWN_TO_WRITE: frozenset[str] = frozenset()
 
-_TXN = re.compile(r"[0-9a-f]{32}")
 _FILE_ID = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{32})?")
 _OPEN_KEY = re.compile(r"parts/([0-9a-f]{32})/open")
 _LIST_KEY = re.compile(r"gc/([0-9a-f]{32})")
@@ -332,10 +331,6 @@ def unusable(backend: Backend, files: Mapping[str, int]) -> set[str]:
 
 def is_file_id(text: str) -> bool:
     return _FILE_ID.fullmatch(text) is not None
-
-
-def is_txn(text: str) -> bool:
-    return _TXN.fullmatch(text) is not None
 
 
 # -- the store's marker -------------------------------------------------------------------------

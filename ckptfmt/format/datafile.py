@@ -97,9 +97,6 @@ class DataTable:
         column = self.chunk_digests if self.stored_digests is None else self.stored_digests
         return bytes(column[chunk].tobytes())
 
-    def region_of(self, chunk: int) -> int:
-        return int(np.searchsorted(starts(self.region_nchunks), chunk, "right")) - 1
-
 
 def pack_head(algorithm: str) -> bytes:
     """The first 64 bytes."""
