@@ -18,6 +18,7 @@ import numpy as np
 
 from ckptfmt.errors import CheckpointError, UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, tree_of
+from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.flat import box_of_runs
 from ckptfmt.foreign.mapping import check_bools, corrupt, map_file, native, numel
 from ckptfmt.foreign.msgpack_reader import MsgpackReader, Span
@@ -224,7 +225,7 @@ class _Array:
         assert self.dtype is not None
         size = self.dtype.itemsize
         start = self.span.start + first * size
-        raw = np.frombuffer(self.data, np.uint8, (last - first) * size, start)
+        raw = view(self.data, start, (last - first) * size)
         if self.dtype.name == "bool":
             check_bools(raw, FORMAT, self.where)
         return native(raw, self.dtype, swapped=sys.byteorder == "big")

@@ -20,6 +20,7 @@ import numpy as np
 
 from ckptfmt.errors import NotFoundError, UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, tree_of
+from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.flat import box_of_runs
 from ckptfmt.foreign.gguf_types import BLOCKS, NUMBERS, Block
 from ckptfmt.foreign.mapping import check_apart, corrupt, map_file, native, numel, starts_with
@@ -178,7 +179,7 @@ def _run(
     data: mmap.mmap, begin: int, dtype: Dtype, first: int, last: int, *, swapped: bool
 ) -> NDArray[Any]:
     size = dtype.itemsize
-    raw = np.frombuffer(data, np.uint8, (last - first) * size, begin + first * size)
+    raw = view(data, begin + first * size, (last - first) * size)
     return native(raw, dtype, swapped=swapped)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckptfmt.errors import CorruptError
-from ckptfmt.foreign.base import open_regular
+from ckptfmt.foreign.file_map import FileMap, open_map
 from ckptfmt.format import Dtype, numpy_dtype
 
 if TYPE_CHECKING:
@@ -34,15 +33,12 @@ def corrupt(
     )
 
 
-def map_file(path: str, where: str, form: str) -> tuple[mmap.mmap, int]:
+def map_file(path: str, where: str, form: str) -> tuple[FileMap, int]:
     """A file without links in its path, and its bytes."""
-    descriptor, nbytes = open_regular(path, where)
-    try:
-        if not nbytes:
-            raise corrupt(form, "the file is empty", "truncated", where)
-        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ), nbytes
-    finally:
-        os.close(descriptor)
+    data, nbytes = open_map(path, where)
+    if data is None:
+        raise corrupt(form, "the file is empty", "truncated", where)
+    return data, nbytes
 
 
 def starts_with(path: str, magic: bytes) -> bool:

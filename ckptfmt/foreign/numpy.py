@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ckptfmt.errors import CheckpointError, UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, tree_of
+from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.inflating import Inflater
 from ckptfmt.foreign.mapping import map_file
 from ckptfmt.foreign.npy import HEAD_NBYTES_MAX, MAGIC, REASON, npy_tensor, parse_npy
@@ -54,7 +55,7 @@ class NumpyImporter(Importer):
 
 
 def _view(data: mmap.mmap, base: int, start: int, nbytes: int) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8, nbytes, base + start)
+    return view(data, base + start, nbytes)
 
 
 def _read_npz(archive: ZipArchive) -> ForeignTree:

@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
-from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, open_regular
+from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer
+from ckptfmt.foreign.file_map import open_map, view
 from ckptfmt.foreign.safetensors_header import (
     DTYPES,
     HEADER_NBYTES_MAX,
@@ -20,7 +21,6 @@ from ckptfmt.foreign.safetensors_header import (
     REASON,
     Entry,
     FileHeader,
-    header_length,
     parse_header,
 )
 
@@ -95,15 +95,11 @@ def _keys(tensors: dict[str, ForeignTensor]) -> dict[str, tuple[str, ...]]:
 
 def read_file(path: str, where: str) -> tuple[FileHeader, mmap.mmap]:
     """The checked header of one file, and the file mapped. `path` has no links left."""
-    descriptor, nbytes = open_regular(path, where)
-    try:
-        if nbytes < LENGTH_NBYTES:
-            # An empty file cannot be mapped; the length's own check says what is wrong.
-            header_length(b"", nbytes, where)
-        data = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
-    return parse_header(data, nbytes, where), data
+    data, nbytes = open_map(path, where)
+    # An empty file cannot be mapped; the length's own check says what is wrong.
+    header = parse_header(b"" if data is None else data, nbytes, where)
+    assert data is not None
+    return header, data
 
 
 def tensors_of(entries: list[Entry], data: mmap.mmap, where: str) -> list[ForeignTensor]:
@@ -145,7 +141,7 @@ def _fetch(data: mmap.mmap, entry: Entry, where: str) -> NDArray[Any]:
             found=entry.dtype,
             do="convert the tensor to another dtype first",
         )
-    raw = np.frombuffer(data, np.uint8, entry.stop - entry.start, entry.start)
+    raw = view(data, entry.start, entry.stop - entry.start)
     if bits == 4:
         # Two elements a byte, the first in the low bits, as torch.float4_e2m1fn_x2 has them.
         raw = np.stack([raw & 0xF, raw >> 4], axis=-1).reshape(-1)

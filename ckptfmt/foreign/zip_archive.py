@@ -8,13 +8,12 @@ sizes that no deflate stream can have.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import zlib
 from dataclasses import dataclass
 
 from ckptfmt.errors import CorruptError, UnsupportedError
-from ckptfmt.foreign.base import open_regular
+from ckptfmt.foreign.file_map import open_map
 
 ENTRIES_MAX = 4 << 20
 INFLATED_NBYTES_MAX = 1 << 30
@@ -55,13 +54,10 @@ class ZipArchive:
 
     def __init__(self, path: str, where: str, reason: str) -> None:
         self.where, self.reason, self._base = where, reason, 0
-        descriptor, self.nbytes = open_regular(path, where)
-        try:
-            if self.nbytes < _END.size:
-                raise self.corrupt("too short for a ZIP archive", "zip")
-            self.data = mmap.mmap(descriptor, self.nbytes, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+        data, self.nbytes = open_map(path, where)
+        if data is None or self.nbytes < _END.size:
+            raise self.corrupt("too short for a ZIP archive", "zip")
+        self.data: mmap.mmap = data
         self.entries = self._read_directory()
         self._check_overlap()
 

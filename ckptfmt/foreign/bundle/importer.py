@@ -94,8 +94,8 @@ def _check_ranges(index: BundleIndex, files: DataFiles) -> None:
     """Every range lies in its file, and no two overlap: a small file cannot be a large checkpoint."""
     shards, starts, stops = _ranges(index)
     sizes = np.zeros(index.shards, np.int64)
-    for shard, data in files.bytes.items():
-        sizes[shard] = data.size
+    for shard, nbytes in files.sizes.items():
+        sizes[shard] = nbytes
     for row in np.flatnonzero(stops > sizes[shards])[:1]:
         raise corrupt(
             "a tensor ends behind its file (truncated?)",

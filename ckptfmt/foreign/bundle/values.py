@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 from collections.abc import Mapping
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ckptfmt.foreign.base import open_regular
 from ckptfmt.foreign.bundle.types import BOOL, STRING, TYPES, Entry
 from ckptfmt.foreign.crc32c import crc32c, masked
+from ckptfmt.foreign.file_map import FileMap, open_map
 from ckptfmt.foreign.mapping import gathered, word
 from ckptfmt.foreign.protobuf import parse_varint
 from ckptfmt.foreign.sstable import corrupt
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _UINT32_MAX = 0xFFFFFFFF
-_BLOCK_NBYTES = 16 << 20
+_BLOCK_NBYTES = 8 << 20
 
 
 class DataFiles:
@@ -34,7 +33,10 @@ class DataFiles:
     def __init__(self, paths: Mapping[int, str], *, big_endian: bool) -> None:
         self.big_endian = big_endian
         self.names = {shard: os.path.basename(path) for shard, path in paths.items()}
-        self.bytes = {shard: _mapped(path) for shard, path in paths.items()}
+        self._maps: dict[int, FileMap | None] = {}
+        self.sizes: dict[int, int] = {}
+        for shard, path in paths.items():
+            self._maps[shard], self.sizes[shard] = open_map(path, self.names[shard])
         self._checked: set[tuple[int, int, int]] = set()
 
     def where(self, entry: Entry) -> str:
@@ -48,7 +50,9 @@ class DataFiles:
         """The bytes of an entry, not yet checked."""
         if not entry.nbytes:  # its shard may hold nothing else, and was not opened
             return np.empty(0, np.uint8)
-        return self.bytes[entry.shard][entry.offset : entry.offset + entry.nbytes]
+        data = self._maps[entry.shard]
+        assert data is not None  # the index has been compared with its size
+        return np.frombuffer(data, np.uint8, entry.nbytes, entry.offset)
 
     def fetch(self, entry: Entry, name: str) -> NDArray[Any]:
         """The values of a tensor, or of a slice of one, read-only; mapped where the layout allows.
@@ -77,8 +81,12 @@ class DataFiles:
         """Compare the checksum of a whole tensor, and the values of a bool."""
         if not self._is_new(entry):
             return
-        raw = self.raw(entry)
-        self._check(entry, crc32c(raw), at)
+        raw, crc = self.raw(entry), 0
+        for start in range(0, raw.size, _BLOCK_NBYTES):
+            block = raw[start : start + _BLOCK_NBYTES]
+            self._announce(entry, start, len(block))
+            crc = crc32c(block, crc)
+        self._check(entry, crc, at)
         if entry.type == BOOL and raw.size and raw.max() > 1:
             for start in range(0, raw.size, _BLOCK_NBYTES):
                 block = raw[start : start + _BLOCK_NBYTES]
@@ -88,6 +96,11 @@ class DataFiles:
                         *("a bool is neither 0 nor 1", "bool", f"{at}, element {wrong}"),
                         found=int(raw[wrong]),
                     )
+
+    def _announce(self, entry: Entry, start: int, nbytes: int) -> None:
+        data, begin = self._maps[entry.shard], entry.offset + start
+        if data is not None:
+            data.announce(begin, begin + nbytes)
 
     def _is_new(self, entry: Entry) -> bool:
         return (entry.shard, entry.offset, entry.nbytes) not in self._checked
@@ -139,17 +152,6 @@ class DataFiles:
             position += length
         made.flags.writeable = False
         return made.reshape(entry.shape)
-
-
-def _mapped(path: str) -> NDArray[Any]:
-    descriptor, nbytes = open_regular(path, os.path.basename(path))
-    try:
-        if nbytes == 0:  # cannot be mapped
-            return np.empty(0, np.uint8)
-        data = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
-    return np.frombuffer(data, np.uint8)
 
 
 def _view(raw: NDArray[Any], entry: Entry, big_endian: bool) -> NDArray[Any]:

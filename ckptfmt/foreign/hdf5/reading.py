@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.flat import box_of_runs
 from ckptfmt.foreign.hdf5.attributes import GlobalHeap, read_texts
 from ckptfmt.foreign.hdf5.chunks import Chunks
@@ -209,7 +210,7 @@ class _Walk:
         self.file.check(layout.address, nbytes, "dataset")
         self.spans.append((layout.address, layout.address + nbytes, where))
         start = self.file.start + layout.address
-        return lambda: np.frombuffer(self.file.data, np.uint8, nbytes, start)
+        return lambda: view(self.file.data, start, nbytes)
 
     def _strings(self, run: _Raw, shape: tuple[int, ...], where: str) -> ForeignTensor:
         width = 8 + self.file.offset_nbytes

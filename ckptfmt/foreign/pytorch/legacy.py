@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from ckptfmt.foreign.base import ForeignTree
+from ckptfmt.foreign.mapping import map_file
 from ckptfmt.foreign.pickle_machine import illegal
 from ckptfmt.foreign.pytorch.dtypes import TorchDtype
-from ckptfmt.foreign.pytorch.reading import StorageTable, corrupt, finish, machine_for, map_file
+from ckptfmt.foreign.pytorch.reading import REASON, StorageTable, corrupt, finish, machine_for
 from ckptfmt.foreign.pytorch.storages import Storage, mapped
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -29,7 +30,7 @@ def is_legacy(head: bytes) -> bool:
 
 def read_legacy(path: str, where: str) -> ForeignTree:
     """The tree of one file."""
-    data, nbytes = map_file(path, where)
+    data, nbytes = map_file(path, where, REASON)
 
     def make(key: str, dtype: TorchDtype, size: int, is_untyped: bool) -> Storage:
         if size > nbytes:

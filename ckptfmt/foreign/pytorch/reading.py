@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.errors import CorruptError
-from ckptfmt.foreign.base import ForeignTree, open_regular, tree_of
+from ckptfmt.foreign.base import ForeignTree, tree_of
 from ckptfmt.foreign.pickle_machine import PickleMachine, illegal
 from ckptfmt.foreign.pickle_tree import OMIT, TreeMaker
 from ckptfmt.foreign.pytorch.builders import Rebuild, attributes_of, storage_finder, value_of
@@ -26,17 +25,6 @@ def corrupt(what: str, reason: str, where: str, found: object = None) -> Corrupt
     return CorruptError(
         what, reason=f"{REASON}-{reason}", where=where, found=found, do="get the file again"
     )
-
-
-def map_file(path: str, where: str) -> tuple[mmap.mmap, int]:
-    """A file mapped for reading, and its bytes."""
-    descriptor, nbytes = open_regular(path, where)
-    try:
-        if not nbytes:
-            raise corrupt("the file is empty", "truncated", where)
-        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ), nbytes
-    finally:
-        os.close(descriptor)
 
 
 class StorageTable:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckptfmt.errors import InternalError
+from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.pickle_tree import Node, TreeMaker
 from ckptfmt.foreign.pytorch.dtypes import TorchDtype
 
@@ -68,4 +69,4 @@ class Storage(Node):
 
 def mapped(data: bytes | mmap.mmap, start: int, nbytes: int) -> Raw:
     """Bytes of a mapped file, without a copy."""
-    return lambda: np.frombuffer(data, np.uint8, nbytes, start)
+    return lambda: view(data, start, nbytes)

@@ -12,11 +12,12 @@ from typing import Any
 
 from ckptfmt.errors import CheckpointError
 from ckptfmt.foreign.base import ForeignTree
+from ckptfmt.foreign.mapping import map_file
 from ckptfmt.foreign.pickle_builders import need, typed
 from ckptfmt.foreign.pickle_machine import Global, PickleMachine, illegal
 from ckptfmt.foreign.pytorch.builders import Rebuild
 from ckptfmt.foreign.pytorch.dtypes import storage_dtype
-from ckptfmt.foreign.pytorch.reading import REASON, corrupt, finish, map_file
+from ckptfmt.foreign.pytorch.reading import REASON, corrupt, finish
 from ckptfmt.foreign.pytorch.storages import Storage, mapped
 from ckptfmt.foreign.pytorch.tensors import NDIM_MAX, Strided
 
@@ -33,7 +34,7 @@ def is_tar(head: bytes) -> bool:
 
 def read_tar(path: str, where: str) -> ForeignTree:
     """The tree of one file."""
-    data, nbytes = map_file(path, where)
+    data, nbytes = map_file(path, where, REASON)
     spans = _members(data, nbytes, where)
     missing = [name for name in MEMBERS[1:] if name not in spans]
     if missing:
