@@ -1,7 +1,8 @@
 """Iterators over tf.data pipelines: their serialized state, as bytes.
 
 TensorFlow writes down where every transformation stands: shuffle buffers, positions in files, seeds.
-What it cannot write down, a Python generator say, is refused by name; `resumable` serves there. A
+What it cannot write down, a Python generator say, is refused by name; `resumable` serves there.
+(TensorFlow itself refuses a generator only once it has begun.) A
 state is taken by an iterator over the same pipeline only, so the pipeline's transformations are kept
 beside it and compared before TensorFlow is asked: it breaks an iterator that it gives another's state.
 """
@@ -9,6 +10,7 @@ beside it and compared before TensorFlow is asked: it breaks an iterator that it
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +29,9 @@ _KINDS = (tf.data.Iterator, tf.data.NumpyIterator, tf.distribute.DistributedIter
 # How fast it runs, not what it gives.
 _HARMLESS = re.compile(r"_(name|num_parallel_calls|.*parallelism.*|deterministic|.*prefetch.*)")
 _IGNORE, _FAIL = 1, 2  # ExternalStatePolicy of TensorFlow
+_GENERATOR = "GeneratorDataset"
+_GENERATED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""Data set -> whether it draws from a generator: its functions are looked at once."""
 
 
 class _Iterators:
@@ -87,10 +92,12 @@ def position_of(iterator: Any, name: str, *, stateful: bool = False) -> Any:
             where=name,
             do="save outside of tf.function",
         )
+    if _draws_from_generator(iterator._dataset):
+        raise _refusal(iterator, name, f"{_GENERATOR} does not support checkpointing.")
     try:
         state = _serialized(iterator, _IGNORE)
     except tf.errors.OpError as error:
-        raise _refusal(iterator, name, error) from error
+        raise _refusal(iterator, name, _reason(error)) from error
     if stateful:
         return state
     try:
@@ -110,12 +117,30 @@ def _serialized(iterator: Any, policy: int) -> Any:
     return np.frombuffer(tf.io.serialize_tensor(variants).numpy(), np.uint8)
 
 
-def _refusal(iterator: Any, name: str, error: tf.errors.OpError) -> UsageError:
-    reason = _reason(error)
+def _draws_from_generator(dataset: Any) -> bool:
+    """Whether a Python generator gives any of its elements. TensorFlow writes such a pipeline down
+    until it has asked the generator for the first one, and never after that."""
+    if dataset not in _GENERATED:
+        graphs = [
+            function.function.graph
+            for _, part in describe(dataset)
+            for function in part._functions()
+        ]
+        # One that a function makes within another stands in the library of the outer one.
+        _GENERATED[dataset] = any(
+            node.op == _GENERATOR
+            for graph in (graph.as_graph_def() for graph in graphs)
+            for body in (graph.node, *(one.node_def for one in graph.library.function))
+            for node in body
+        )
+    return _GENERATED[dataset]
+
+
+def _refusal(iterator: Any, name: str, reason: str) -> UsageError:
     found = re.search(r"\w+Dataset\w*", reason)
     transformation = found.group() if found else type(iterator._dataset).__name__
-    if transformation.startswith("GeneratorDataset"):  # what both of these are made of
-        transformation = "from_generator or prefetch_to_device (GeneratorDataset)"
+    if transformation.startswith(_GENERATOR):  # what both of these are made of
+        transformation = f"from_generator or prefetch_to_device ({_GENERATOR})"
     return UsageError(
         "the position of an input pipeline cannot be saved",
         reason="iterator",

@@ -67,18 +67,35 @@ def generated() -> Any:
     return tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec((), tf.int64))
 
 
-def test_a_transformation_without_state_to_save_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        lambda: generated().batch(2),
+        lambda: tf.data.Dataset.zip((Range(9), generated())),
+        lambda: Range(3).interleave(lambda x: generated().take(2)),
+    ],
+    ids=["batched", "zipped", "made by a function"],
+)
+def test_a_transformation_without_state_to_save_is_refused_by_name(
+    tmp_path: Path, dataset: Callable[[], Any], count: int
+) -> None:
+    """Before it gave anything, in the middle, and at its end."""
     with pytest.raises(
         ckptfmt.UsageError,
         match=r"input pipeline cannot be saved: data: found from_generator.*does not support "
         r"checkpointing.*ckptfmt.tensorflow.resumable",
     ):
-        ckf.save({"data": advanced(generated().batch(2), 1)}, tmp_path)
+        ckf.save({"data": advanced(dataset(), count)}, tmp_path)
 
 
-def test_an_iterator_that_could_not_be_moved_back_is_not_moved(tmp_path: Path) -> None:
-    with pytest.warns(ckptfmt.CkptWarning, match="PyFunc"):  # it has not begun: it can be saved
-        ckf.save({"data": iter(generated())}, tmp_path)
+def test_an_iterator_that_could_not_be_moved_back_is_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # as before generators were refused before they begin
+        patch.setattr("ckptfmt.tensorflow.iterators._draws_from_generator", lambda dataset: False)
+        with pytest.warns(ckptfmt.CkptWarning, match="PyFunc"):
+            ckf.save({"data": iter(generated())}, tmp_path)
     target = advanced(generated(), 3)
     with pytest.raises(ckptfmt.MismatchError, match=r"could not be moved back: data/state"):
         ckf.restore({"data": target}, tmp_path)
