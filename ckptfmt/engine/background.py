@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakSet
 
 from ckptfmt import config
 from ckptfmt.engine.arena import Arena, touch
@@ -118,6 +119,7 @@ _arena = Arena()
 _in_flight: dict[str, list[SaveFuture]] = {}
 """Store -> saves that are not finished, or whose error nobody has asked for yet."""
 _lock = threading.RLock()  # a signal handler that saves may interrupt its holder
+_repeating: WeakSet[Repeating] = WeakSet()
 
 
 def _forget_in_child() -> None:
@@ -125,6 +127,8 @@ def _forget_in_child() -> None:
     global _arena, _lock
     _arena, _lock = Arena(), threading.RLock()
     _in_flight.clear()
+    for repeating in _repeating:
+        repeating._begin()
 
 
 if hasattr(os, "register_at_fork"):
@@ -299,6 +303,8 @@ def _finish(
 class Repeating:
     """Runs a task in a thread of its own: when it is woken, and again when the task asks for it.
 
+    A forked process has no such thread until somebody there wakes it.
+
     Args:
         task: Gives the seconds after which it wants to be run again, or None: when woken. It
             handles its own errors.
@@ -306,17 +312,26 @@ class Repeating:
     """
 
     def __init__(self, task: Callable[[], float | None], name: str) -> None:
-        self._task = task
+        self._task, self._name = task, name
+        self._closed = False
+        self._begin()
+        _repeating.add(self)
+
+    def _begin(self) -> None:
         self._changed = threading.Condition()
-        self._woken = self._busy = self._closed = False
+        self._woken = False
         self._again_s: float | None = None
         self._thread: threading.Thread | None = None
-        self._name = name
 
     @property
     def closing(self) -> bool:
         """Whether nobody waits for more than what is under way."""
         return self._closed
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a thread that will run the task again."""
+        return self._thread is not None
 
     def wake(self) -> None:
         """Run the task soon; once more if it is running already."""
@@ -336,11 +351,10 @@ class Repeating:
                         break
                 if self._closed and not self._woken:
                     return
-                self._woken, self._busy = False, True
+                self._woken = False
             again_s = self._task()
             with self._changed:
-                self._busy, self._again_s = False, again_s
-                self._changed.notify_all()
+                self._again_s = again_s
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Let what is under way, and what it was woken for, come to its end; False if it has not

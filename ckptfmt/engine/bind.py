@@ -17,6 +17,7 @@ from ckptfmt.engine.cast import cast_array
 from ckptfmt.engine.composites import Composites, is_below
 from ckptfmt.engine.sharded import Sharded
 from ckptfmt.engine.unflatten import unflatten
+from ckptfmt.engine.walk import read_only
 from ckptfmt.reports import Mismatch
 
 if TYPE_CHECKING:
@@ -365,22 +366,14 @@ class _ByName(Mapping[str, Any]):
         if stored in self._comparison.boxes:
             return self._staged.sharded(stored)
         if name in self._comparison.sources:
-            return _read_only(self._staged[name])
+            return read_only(self._staged[name])
         leaf = self._comparison.leaf(name)
         if not leaf.dtype:
             return copy.deepcopy(leaf.value)
-        return _read_only(self._staged.arrays[leaf.tensor])
+        return read_only(self._staged.arrays[leaf.tensor])
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._comparison.sources, *self._below])
 
     def __len__(self) -> int:
         return len(self._comparison.sources) + len(self._below)
-
-
-def _read_only(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    view = value.view()
-    view.flags.writeable = False
-    return view

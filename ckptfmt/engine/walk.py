@@ -165,8 +165,17 @@ def walk(tree: object, *, rank: int = 0) -> Iterator[Visit]:
 
 
 def named_leaves(tree: object) -> dict[str, Any]:
-    """The tensors and plain values of a tree by name."""
-    return {visit.name: visit.obj for visit in walk(tree)}
+    """The tensors and plain values of a tree by name; arrays that cannot be written."""
+    return {visit.name: read_only(visit.obj) for visit in walk(tree)}
+
+
+def read_only(value: Any) -> Any:
+    """An array as a view that cannot be written; anything else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view
 
 
 def find_peers(tree: object, *, rank: int = 0) -> dict[int, list[tuple[str, object]]]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ckptfmt.engine import Store, abandon, list_checkpoints
+from ckptfmt.errors import StorageError, warn
 from ckptfmt.format import step_of
+from ckptfmt.manager.aftermath import log
 from ckptfmt.manager.healing import Healing
 from ckptfmt.manager.mirror import Mirroring
 from ckptfmt.types import CheckpointInfo
@@ -17,17 +19,27 @@ class Abandoned:
     """Of one manager.
 
     A name alone does not say which line: another trainer may set the same one aside and save its step
-    anew before our next save. So each goes with the generation up to which it was seen.
+    anew before our next save. So each goes with the generation up to which it was seen; -1: it is in
+    the mirror alone.
     """
 
     store: Store
+    mirror: Store | None = None
     _known: dict[str, int] = field(default_factory=dict)
     _aside: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _looked: bool = False
 
     def look(self) -> None:
         """A restore begins: what others commit from now on is no line that we leave."""
+        self._looked = True
         found = list_checkpoints(self.store.backend)
-        self._known = {name: rows[-1].generation for name, rows in found.items()}
+        there = []
+        try:
+            there = self.mirror.names() if self.mirror is not None else []
+        except StorageError as error:  # what is here may still be restored
+            log.warning("the mirror cannot be looked at: %s", error)
+        self._known = dict.fromkeys(there, -1)
+        self._known |= {name: rows[-1].generation for name, rows in found.items()}
 
     def leave(self, chosen: CheckpointInfo, healing: Healing) -> None:
         """Training goes on from `chosen`: newer ones and those that were passed over are left."""
@@ -41,8 +53,16 @@ class Abandoned:
             generation = max(self._known.get(name, -1), healing.generations.get(name, -1))
             self._aside[name] = (generation, bad.reason)
 
-    def set_aside(self, mirroring: Mirroring | None) -> None:
-        """Going on: a save begins."""
+    def set_aside(self, step: int, mirroring: Mirroring | None) -> None:
+        """Going on: a save of this step begins."""
+        if not self._looked:
+            self._looked = True
+            newest = max(self.store.steps(), default=-1)
+            if newest > step:
+                warn(
+                    f"step {step} is saved below step {newest} of an earlier run, which stays the "
+                    "latest: call restore before the first save, or save to another store"
+                )
         while self._aside:
             name, (generation, reason) = next(iter(self._aside.items()))
             abandon(self.store.backend, name, generation, reason)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ckptfmt.engine import SaveFuture, Store, annotate_newest
+from ckptfmt.engine import Store, annotate_newest
 from ckptfmt.errors import CheckpointError, StorageError
 from ckptfmt.events import Event
 from ckptfmt.manager.alarm import Alarm, AlarmWatch
+from ckptfmt.manager.flight import Started
 from ckptfmt.manager.keep import Decision, Keep
 from ckptfmt.manager.pace import Pace
 from ckptfmt.manager.pruning import Pruning
@@ -51,29 +51,6 @@ def teller(hooks: Sequence[Callable[[Event], None]], alarm: Alarm | None = None)
     return tell
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A save that is under way.
-
-    Attributes:
-        started_s: When the loop called, by a clock that only goes forward.
-        cost: `stall_s`: how long the loop was held, the wait for a save before it included;
-            `stage_s`: how long of that this save took to stage.
-        after: Done once all that follows the save is.
-    """
-
-    step: int
-    started_s: float
-    cost: Mapping[str, float]
-    future: SaveFuture
-    after: concurrent.futures.Future[None]
-
-    @property
-    def over(self) -> bool:
-        """Whether another save would not have to wait for this one, or for its cleaning up."""
-        return self.future.done() and self.after.done()
-
-
 class Aftermath:
     """Of one manager's saves."""
 
@@ -86,12 +63,15 @@ class Aftermath:
         tell: Tell,
         *,
         leads: bool = True,
+        hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         """`leads`: False on a rank of a group that is not 0: it says what came of a save, and changes
-        nothing in the store."""
+        nothing in the store. `hurry`: whether the process must end soon: cleaning up can wait."""
         self._store, self._policy, self._pace, self._tell = store, policy, pace, tell
-        self.pruning = Pruning(store, policy, verify_within_s, self._deleted, self._unverified)
-        self._collected, self._leads = False, leads
+        self.pruning = Pruning(
+            store, policy, verify_within_s, self._deleted, self._unverified, hurry
+        )
+        self._collected, self._leads, self._hurry = False, leads, hurry
 
     def finished(self, save: Started, *, quiet: bool) -> None:
         """Call it once the save's future is done.
@@ -122,7 +102,9 @@ class Aftermath:
             )
             if self._leads:
                 self._note_cost(save, info, seconds)
-                self._clean_up()
+                self.pruning.saved = info.name
+                if not self._hurry():
+                    self._clean_up()
         except Exception as error:
             ours = isinstance(error, CheckpointError)
             log.error("cleaning up after %s failed: %s", name, error, exc_info=not ours)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +34,9 @@ class Verdict:
         return self.stop or self.rollback_to is not None
 
 
-Finding = Literal["", "not finite", "spike", "bad resume", "good resume"]
+Finding = Literal[
+    "", "not finite", "not finite after the resume", "spike", "bad resume", "good resume"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,9 @@ class LossGuard:
     - A value that is not finite, or a mean over the last tenth of the window above `ratio` times the
       mean of the window before it, is a spike: go back.
     - After a resume, the mean of the next `window` values is compared with the mean of the last
-      `window` before the checkpoint: above `ratio` times is a bad resume. Three in a row, and
-      `Manager.restore` chooses the next older checkpoint.
+      `window` before the checkpoint: above `ratio` times is a bad resume, and so is a value that is not
+      finite before that. Three in a row, and `Manager.restore` chooses the next older checkpoint, as
+      `Verdict.rollback_to` does.
 
     Attributes:
         metric: The name it has in `observe`; smaller is better, and it is positive (a loss).
@@ -80,7 +84,7 @@ class LossWatch:
     def mean(self) -> float | None:
         """Of the last `window` values, or of what there is; None if there are none."""
         values = list(self._values)[-self._guard.window :]
-        return math.fsum(values) / len(values) if values else None
+        return _mean(values) if values else None
 
     def resumed(self, baseline: float | None) -> None:
         """Training goes on from a checkpoint.
@@ -90,12 +94,13 @@ class LossWatch:
         """
         self._values.clear()
         self._baseline = baseline
-        self._since_resume = [] if baseline is not None else None
+        self._since_resume = []
 
     def see(self, value: float) -> Finding:
         """Take the next value, and say what it shows."""
         if not math.isfinite(value):
-            return "not finite"
+            judging, self._since_resume = self._since_resume is not None, None
+            return "not finite after the resume" if judging else "not finite"
         self._values.append(value)
         found = self._resume(value)
         if found:
@@ -103,20 +108,26 @@ class LossWatch:
         older = list(self._values)[: -self._guard.recent]
         if len(older) == self._guard.window:
             newer = list(self._values)[-self._guard.recent :]
-            if math.fsum(newer) / len(newer) > self._guard.ratio * math.fsum(older) / len(older):
+            if _mean(newer) > self._guard.ratio * _mean(older):
                 self._values.clear()  # said once: what follows is another state, or the same trouble
                 return "spike"
         return ""
 
     def _resume(self, value: float) -> Finding:
-        if self._since_resume is None or self._baseline is None:
+        if self._since_resume is None:
             return ""
         self._since_resume.append(value)
         if len(self._since_resume) < self._guard.window:
             return ""
-        mean = math.fsum(self._since_resume) / len(self._since_resume)
-        self._since_resume = None
+        mean, self._since_resume = _mean(self._since_resume), None
+        if self._baseline is None:
+            return ""  # nothing was noted to compare with
         return "bad resume" if mean > self._guard.ratio * self._baseline else "good resume"
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Without the sum, which may be too large for a number though no value is."""
+    return sum(value / len(values) for value in values)
 
 
 def _wrong(expected: str, found: str) -> UsageError:

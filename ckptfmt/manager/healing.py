@@ -1,20 +1,21 @@
-"""Restoring the newest checkpoint that is good: what is damaged, rejected or led to bad resumes is
-passed over, with its reason; nothing is moved by looking."""
+"""Restoring the newest checkpoint that is good, or the one asked for, of the store or of its mirror:
+what is damaged, rejected or led to bad resumes is passed over, with its reason; nothing is moved by
+looking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ckptfmt.engine import Checkpoint, Store
+from ckptfmt.engine import Checkpoint, Store, list_indexes, read_tags, whole_number
 from ckptfmt.errors import CheckpointError, FormatError, NotFoundError, StorageError
 from ckptfmt.format import step_name, step_of
 from ckptfmt.manager.aftermath import log
 from ckptfmt.manager.guard import BAD_RESUMES_MAX
 from ckptfmt.manager.together import Together
 from ckptfmt.reports import Rejected
-from ckptfmt.types import CheckpointInfo
+from ckptfmt.types import At, CheckpointInfo
 
 Validator = Callable[[Mapping[str, Any], CheckpointInfo], None]
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Healing:
         validate: Called with the staged arrays by leaf name, before any target changes.
         note: Told each checkpoint passed over, with the error where there was one.
         mirror: Where a good copy may be of what is damaged here, or a newer one.
+        at: That one, and no other; None: the newest that is good.
         together: The managers of a group: rank 0 chooses, and what one passes over, all do.
         rejected: Those passed over, newest first.
         generations: Name -> which generation of it was passed over, of those that could be opened.
@@ -42,6 +44,7 @@ class Healing:
     validate: Sequence[Validator]
     note: Callable[[Rejected, BaseException | None], None]
     mirror: Store | None = None
+    at: At | None = None
     together: Together | None = None
     rejected: list[Rejected] = field(default_factory=list)
     generations: dict[str, int] = field(default_factory=dict)
@@ -62,11 +65,12 @@ class Healing:
 
         return call
 
-    def newest(self, attempt: Callable[[Checkpoint], T]) -> T | None:
+    def good(self, attempt: Callable[[Checkpoint], T]) -> T | None:
         """The outcome of the first attempt that succeeds; None where there is no checkpoint.
 
         Raises:
             The last error, where there are checkpoints and none is good.
+            NotFoundError: The one asked for is nowhere.
         """
         last: Exception | None = None
         tried: set[tuple[bool, str]] = set()
@@ -81,8 +85,9 @@ class Healing:
                 with self._open(store, name) as checkpoint:
                     if store is self.store:
                         self.generations[name] = checkpoint.info.generation
-                    bad = self._bad_resumes(checkpoint)
+                    bad = self._bad_resumes(checkpoint) if self.at is None else 0
                     if bad >= BAD_RESUMES_MAX:
+                        tried.add((True, name))  # the mirror's copy is no better
                         self._reject(name, f"{bad} resumes from it in a row went wrong", None)
                         continue
                     made = attempt(checkpoint)
@@ -90,9 +95,11 @@ class Healing:
                 reason = self._reason(error, store, name)
                 if self.together is not None:
                     reason = self.together.judge(error, reason)
-                if reason is None:
+                if reason is None or (self.at is not None and self.mirror is None):
                     raise
                 last = error
+                if error is self._refusal:
+                    tried.add((True, name))
                 if reason:
                     self._reject(name, reason, error)
                 continue
@@ -109,6 +116,9 @@ class Healing:
                 found="; ".join(f"{bad.checkpoint}: {bad.reason}" for bad in self.rejected[:3]),
                 do="look at what the training does after a resume, or choose one with at=",
             )
+        if self.at is not None:
+            at = self.at
+            self._each(lambda: self.store.open(at).close())  # which says what there is instead
         return None
 
     def _next(self, tried: set[tuple[bool, str]]) -> tuple[Store, str] | None:
@@ -116,7 +126,8 @@ class Healing:
 
         def look() -> list[Any]:
             # Listed anew each time: others commit and delete while we look.
-            rows = [(store is self.mirror, name) for store, name in self._candidates()]
+            found = self._candidates() if self.at is None else self._copies(self.at)
+            rows = ((store is self.mirror, name) for store, name in found)
             return next(([*row] for row in rows if row not in tried), [])
 
         found = look() if self.together is None else self.together.lead(look)
@@ -127,13 +138,13 @@ class Healing:
         return store, found[1]
 
     def _open(self, store: Store, name: str) -> Checkpoint:
-        if self.together is None:
-            return store.open(name)
-        return self.together.each(lambda: store.open(name))
+        return self._each(lambda: store.open(name))
+
+    def _each(self, do: Callable[[], T]) -> T:
+        return do() if self.together is None else self.together.each(do)
 
     def _bad_resumes(self, checkpoint: Checkpoint) -> int:
-        bad = checkpoint.info.metadata.get(BAD_RESUMES, 0)
-        count = bad if isinstance(bad, int) else 0
+        count = bad_resumes(checkpoint.info)
         return count if self.together is None else int(self.together.lead(lambda: count))
 
     def _reason(self, error: Exception, store: Store, name: str) -> str | None:
@@ -151,12 +162,34 @@ class Healing:
         self.rejected.append(rejected)
         self.note(rejected, error)
 
+    def _copies(self, at: At) -> Iterator[tuple[Store, str]]:
+        """Of the one asked for; the mirror is looked at only where this store's is not good."""
+        digest = ""
+        if isinstance(at, str):
+            name = at
+            tag = read_tags(self.store.backend).get(at)
+            if tag is not None and at not in self.store.names():
+                name, digest = tag.name, tag.digest
+            elif at == "latest":
+                name = next((name for _, name in self._candidates()), at)
+        else:
+            name = str(step_name(whole_number(at) or 0))
+        for store in (self.store, self.mirror):
+            if store is None:
+                continue
+            if digest:
+                found = [info.name for info in store.checkpoints() if info.digest == digest]
+            else:
+                found = store.names()
+            if name in found:
+                yield store, name
+
     def _candidates(self) -> list[tuple[Store, str]]:
         """Newest first; of one name the copy here before the mirror's."""
         here = _newest_first(self.store)
-        there = _newest_first(self.mirror) if self.mirror is not None else []
-        rows = [(self.store, name) for name in here]
+        rows, there = [(self.store, name) for name in here], []
         if self.mirror is not None:
+            there = _left(self.store, self.mirror, here)
             rows += [(self.mirror, name) for name in there]
         order = {name: n for n, name in enumerate(sorted({*here, *there}, key=_by_step))}
         return sorted(rows, key=lambda row: (order[row[1]], row[0] is self.mirror))
@@ -172,9 +205,28 @@ class Healing:
             log.warning("%s could not be healed from the mirror: %s", name, error)
 
 
+def bad_resumes(info: CheckpointInfo) -> int:
+    """How many resumes from it in a row went wrong."""
+    found = info.metadata.get(BAD_RESUMES, 0)
+    return found if isinstance(found, int) else 0
+
+
 def _by_step(name: str) -> tuple[bool, int]:
     step = step_of(name)
     return (step is None, -(step or 0))
+
+
+def _left(store: Store, mirror: Store, here: Sequence[str]) -> list[str]:
+    """Names in the mirror, newest first, without those that were set aside in the store: a run that
+    was killed may have left the mirror to be told."""
+    there = _newest_first(mirror)
+    told = list_indexes(store.backend, "quarantine/").keys() & set(there) - set(here)
+    if told:
+        aside = {(info.name, info.digest) for info in store.checkpoints(quarantined=True)}
+        told = {
+            i.name for i in mirror.checkpoints() if i.name in told and (i.name, i.digest) in aside
+        }
+    return [name for name in there if name not in told]
 
 
 def _newest_first(store: Store) -> list[str]:

@@ -237,9 +237,10 @@ def decide(
     tags: Mapping[str, str],
     verified: Callable[[CheckpointInfo], bool],
     ours: Callable[[CheckpointInfo], bool],
+    saved: str = "",
 ) -> list[Decision]:
-    """Which checkpoints stay, oldest first. Never dropped: the newest, a tagged one, one that no
-    manager wrote, and one behind which no newer verified one stands.
+    """Which checkpoints stay, oldest first. Never dropped: the newest, the one saved last, a tagged
+    one, one that no manager wrote, and one behind which no newer verified one stands.
 
     Args:
         found: All readable checkpoints, in any order.
@@ -247,6 +248,7 @@ def decide(
         tags: Tag -> checkpoint's name.
         verified: Whether every chunk of it was read lately.
         ours: Whether a manager wrote it.
+        saved: The name that this run has saved last: of lower step than others if it has begun anew.
     """
     ordered = sorted(found, key=lambda i: (i.step is not None, i.step or 0, i.name))
     if policy is None or all(isinstance(rule, _Quarantined) for rule in _rules(policy)):
@@ -260,6 +262,8 @@ def decide(
     for info in reversed(ordered):
         if info is ordered[-1]:
             reason = "the newest"
+        elif info.name == saved:
+            reason = "the last that was saved"
         elif info.name in tagged:
             reason = "tagged " + ", ".join(sorted(tagged[info.name]))
         elif not ours(info):

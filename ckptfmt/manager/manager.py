@@ -34,12 +34,13 @@ from ckptfmt.engine import (
     source_of,
     whole_number,
 )
-from ckptfmt.errors import NotFoundError, StorageError, UsageError, warn
+from ckptfmt.errors import CheckpointError, NotFoundError, UsageError, warn
 from ckptfmt.events import Event
 from ckptfmt.format import parse_codec, step_name
 from ckptfmt.manager.abandoned import Abandoned
-from ckptfmt.manager.aftermath import Aftermath, Started, log, teller
+from ckptfmt.manager.aftermath import Aftermath, log, teller
 from ckptfmt.manager.alarm import Alarm
+from ckptfmt.manager.flight import Flight, Started
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.healing import Healing, Validator
 from ckptfmt.manager.keep import Decision, Keep, best_of, last
@@ -47,7 +48,7 @@ from ckptfmt.manager.mirror import Mirror, Mirroring, as_mirror
 from ckptfmt.manager.pace import Pace, job_of_environment
 from ckptfmt.manager.preemption import Preemption
 from ckptfmt.manager.pruning import MARK
-from ckptfmt.manager.steps import Steps, leave
+from ckptfmt.manager.steps import Steps, leave, settle_quietly, spare_s
 from ckptfmt.manager.together import Together
 from ckptfmt.manager.watching import Watching
 from ckptfmt.manager.when import When, every
@@ -136,19 +137,28 @@ class Manager:
         self._tell, self._validate = teller(tuple(hooks), alarm or Alarm()), tuple(validate)
         self._together = None if group is None else Together(self.store, ranks_of(group))
         self._leads = leads = self._together is None or self._together.leads
-        self._watching = Watching(self.store, guard if leads else None, self._tell)
+        second = as_mirror(mirror)
+        self._mirror = parse_where(second.url)[0] if second else None
+        self._mirroring = Mirroring(self.store, second, self._tell) if second and leads else None
+        noted = self._mirroring.noted if self._mirroring is not None else None
+        self._watching = Watching(
+            self.store, guard if leads else None, self._tell, mirror=self._mirror, noted=noted
+        )
         self._preemption = preemption
         asks = guard is not None or preemption is not None
         self._steps = Steps(self._pace, self._watching, preemption, self._together, asks=asks)
         self._on_error, self._options = on_error, SaveOptions(codec=codec)
         self._aftermath = Aftermath(
-            self.store, self._keep, verify_within_s, self._pace, self._tell, leads=leads
+            self.store,
+            self._keep,
+            verify_within_s,
+            self._pace,
+            self._tell,
+            leads=leads,
+            hurry=lambda: preemption is not None and preemption.requested,
         )
-        second = as_mirror(mirror)
-        self._mirror = parse_where(second.url)[0] if second else None
-        self._mirroring = Mirroring(self.store, second, self._tell) if second and leads else None
-        self._abandoned = Abandoned(self.store)
-        self._last: Started | None = None
+        self._abandoned = Abandoned(self.store, self._mirror)
+        self._flight = Flight()
         if self._mirroring is not None:
             self._mirroring.wake()  # what an earlier run left to do
         if preemption is not None:
@@ -175,14 +185,15 @@ class Manager:
         wrong are passed over and listed in `report.rejected`; the next save sets them aside.
 
         Args:
-            at: That one, a step, a name or a tag, and no other.
+            at: That one, a step, a name or a tag, and no other; of the mirror where it is not here,
+                or damaged.
             required: An empty store is a NotFoundError; else a report that is false, with step 0.
             rename, strict, allow_missing, allow_unexpected, allow_cast, atomic: As in `restore`.
         Raises:
             MismatchError: Target and checkpoint disagree: an older one would, too.
             CorruptError, or what the validator raised: there are checkpoints, and none is good.
         """
-        healing = self._healing()
+        healing = self._healing(at)
 
         def attempt(checkpoint: Checkpoint) -> RestoreReport:
             request = RestoreRequest(
@@ -198,7 +209,7 @@ class Manager:
                 return self._together.restore(target, checkpoint, request)
             return restore_tree(target, source_of(checkpoint), request)
 
-        report = self._search(healing, attempt, at)
+        report = self._search(healing, attempt)
         if report is not None and report.info is not None:
             if self._asynchronous and not (report.missing or report.unexpected):
                 ready_staging(report.info.nbytes, report.info.tensors)
@@ -221,7 +232,7 @@ class Manager:
             like: As in `ckptfmt.load`; None: NumPy arrays.
             at: As in `restore`.
         """
-        healing = self._healing()
+        healing = self._healing(at)
 
         def attempt(checkpoint: Checkpoint) -> Loaded:
             info, check = checkpoint.info, healing.check(checkpoint.info)
@@ -231,7 +242,7 @@ class Manager:
             made = tree if like is None else load_like(like, tree, RestoreRequest())
             return Loaded(made, info, RestoreReport(info, info.step or 0, checkpoint.names()))
 
-        found = self._search(healing, lambda c: self._each(lambda: attempt(c)), at)
+        found = self._search(healing, lambda c: self._each(lambda: attempt(c)))
         if found is None:
             return None
         return replace(found, report=replace(found.report, rejected=healing.rejected))
@@ -240,12 +251,12 @@ class Manager:
         """Do it; in a group all ranks do, and raise if one could not."""
         return do() if self._together is None else self._together.each(do)
 
-    def _healing(self) -> Healing:
-        return Healing(self.store, self._validate, self._rejected, self._mirror, self._together)
+    def _healing(self, at: At | None) -> Healing:
+        return Healing(
+            self.store, self._validate, self._rejected, self._mirror, at, together=self._together
+        )
 
-    def _search(
-        self, healing: Healing, attempt: Callable[[Checkpoint], T], at: At | None
-    ) -> T | None:
+    def _search(self, healing: Healing, attempt: Callable[[Checkpoint], T]) -> T | None:
         """An attempt at the checkpoint asked for, or at one after another until one is good."""
         self._each(self.wait)
         started_s = time.monotonic()
@@ -258,11 +269,7 @@ class Manager:
             chosen.append(checkpoint.info)
             return made
 
-        if at is None:
-            made = healing.newest(noted)
-        else:
-            with self._each(lambda: self.store.open(at)) as checkpoint:
-                made = noted(checkpoint)
+        made = healing.good(noted)
         if not chosen:
             return None
         info = chosen[0]
@@ -315,15 +322,15 @@ class Manager:
         if self._when_busy == "skip" and not must and self._is_busy():
             self._tell("save.skipped", step_name(step), step)
             return None
+        if stopping is not None:
+            settle_quietly(self._settle)
         future = self._save(tree, step, metrics, metadata)
         if stopping is not None:
             leave(stopping, future, step, self._tell)
         return future
 
     def _is_busy(self) -> bool:
-        def busy() -> bool:
-            return self._last is not None and not self._last.over
-
+        busy = self._flight.is_busy
         return busy() if self._together is None else bool(self._together.lead(busy))
 
     def _save(
@@ -350,10 +357,10 @@ class Manager:
             self._settle()
         try:
             if together is None:
-                self._abandoned.set_aside(self._mirroring)
+                self._abandoned.set_aside(step, self._mirroring)
             elif together.leads:
                 with together.telling():
-                    self._abandoned.set_aside(self._mirroring)
+                    self._abandoned.set_aside(step, self._mirroring)
             began_s = time.monotonic()
             self._tell("save.start", name, step)
             if self._asynchronous:
@@ -377,20 +384,20 @@ class Manager:
             "save.staged", name, step, seconds=cost["stall_s"], data={"stage_s": cost["stage_s"]}
         )
         save = Started(step, started_s, cost, future, concurrent.futures.Future())
-        self._last = save
+        self._flight.begin(save)
         quiet = self._on_error == "continue"
 
         def done(_: object) -> None:
             self._aftermath.finished(save, quiet=quiet)
             if self._mirroring is not None:
-                self._mirroring.wake()
+                self._mirroring.wake(self._aftermath.pruning.saved)
 
         future.add_done_callback(done)
         return future
 
     def _settle(self) -> None:
         """The save before is over, and what follows it; its error is raised if nobody has seen it."""
-        self._wait_for_clean_up()
+        self._flight.wait()
         settle(self.store.backend)
 
     # -- watching ---------------------------------------------------------------------------------
@@ -419,10 +426,19 @@ class Manager:
 
     def annotate(self, step: int, **metrics: float) -> None:
         """Add metrics that come after the commit; waits for that step's save."""
-        if self._last is not None and self._last.step == _step(step):
-            concurrent.futures.wait([self._last.future])
-        if self._leads:
+        last = self._flight.last
+        if last is not None and last.step == _step(step):
+            concurrent.futures.wait([last.future])
+        if not self._leads:
+            return
+        try:
             self.store.annotate(step, metrics=metrics)
+        except CheckpointError as error:
+            if self._on_error == "raise" or isinstance(error, UsageError):
+                raise
+            log.error("%s is not noted at step %s: %s", ", ".join(metrics), step, error)
+        if self._mirroring is not None:
+            self._mirroring.noted(str(step_name(step)))
 
     def prune(self, *, dry_run: bool = False) -> list[Decision]:
         """Delete what no rule keeps; a decision with its reason for each checkpoint, oldest first.
@@ -430,7 +446,7 @@ class Manager:
         Args:
             dry_run: Decide, and change nothing.
         """
-        self._wait_for_clean_up()
+        self._flight.wait()
         pruning = self._aftermath.pruning
         return pruning.decide() if dry_run or not self._leads else pruning.carry_out()
 
@@ -440,21 +456,8 @@ class Manager:
         Raises:
             StorageError: kind `storage-timeout`: it is not, after `timeout_s`. Else its error.
         """
-        if self._last is not None:
-            done, _ = concurrent.futures.wait([self._last.after], timeout=timeout_s)
-            if not done:
-                raise StorageError(
-                    "the save in flight is not done yet",
-                    reason="timeout",
-                    where=self._last.future.name,
-                    retryable=True,
-                    do="wait longer",
-                )
+        self._flight.wait(timeout_s)
         self._settle()
-
-    def _wait_for_clean_up(self) -> None:
-        if self._last is not None:
-            concurrent.futures.wait([self._last.after])
 
     def close(self) -> None:
         """Wait for the save in flight and the mirror, and put signal handlers back."""
@@ -462,7 +465,7 @@ class Manager:
             self.wait()
         finally:
             if self._mirroring is not None:
-                self._mirroring.close()
+                self._mirroring.close(spare_s(self._preemption))
             if self._preemption is not None:
                 self._preemption.uninstall()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptfmt.engine import (
@@ -13,13 +15,14 @@ from ckptfmt.engine import (
     abandon_strangers,
     copy_checkpoints,
     list_checkpoints,
+    list_indexes,
     newest_readable,
     parse_where,
 )
 from ckptfmt.errors import CheckpointError, FormatError, NotFoundError, UsageError
 from ckptfmt.manager.aftermath import Tell, log
-from ckptfmt.manager.keep import Decision, Keep, last
-from ckptfmt.manager.pruning import Pruning
+from ckptfmt.manager.keep import Decision, Keep, decide, last
+from ckptfmt.manager.pruning import Pruning, is_ours
 from ckptfmt.types import CheckpointInfo, StrPath
 
 BACKOFF_MAX_S = 60.0
@@ -65,25 +68,41 @@ class Mirroring:
         self._pruning = Pruning(self.store, policy, math.inf, self._deleted, self._unverified)
         self._done: set[tuple[str, str]] = set()
         self._aside: list[tuple[str, str]] = []
+        self._noted: list[str] = []
+        self._begun = False
+        self._pid = os.getpid()
         self._failures = 0
         self._repeating = Repeating(self._work, "ckptfmt-mirror")
 
-    def wake(self) -> None:
-        """Something may be new in the first store."""
+    def wake(self, saved: str = "") -> None:
+        """Something may be new in the first store.
+
+        Args:
+            saved: What this run has saved there last.
+        """
+        self._pruning.saved = saved or self._pruning.saved
+        self._pid = os.getpid()
         self._repeating.wake()
 
     def set_aside(self, name: str, reason: str) -> None:
         """What is quarantined in the first store is no line of the mirror's either."""
         self._aside.append((name, reason))
 
+    def noted(self, name: str) -> None:
+        """Something was noted at a checkpoint of the first store: metrics that came later."""
+        self._noted.append(name)
+        self.wake()
+
     def _work(self) -> float | None:
         """One round; gives the seconds until the next try, or None if all is there."""
         pending: list[CheckpointInfo] = []
         try:
             self._set_aside()
-            pending = [
-                i for i in self._source.checkpoints() if (i.name, i.digest) not in self._done
-            ]
+            while self._noted:
+                self._forget(self._noted.pop(0))  # notes go over with the checkpoint
+            pending = self._wanted(
+                [i for i in self._source.checkpoints() if (i.name, i.digest) not in self._done]
+            )
             while pending:
                 self._copy(pending[0], len(pending) - 1)
                 pending.pop(0)
@@ -103,12 +122,37 @@ class Mirroring:
             # Whoever leaves waits for what goes well, not for a store that does not answer.
             return None if self._repeating.closing else pause_s
 
+    def _wanted(self, pending: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+        """Those that the mirror would not delete again at once."""
+        if self._policy is None or not pending:
+            return list(pending)
+        found = {info.name: info for info in [*self.store.checkpoints(), *pending]}
+        tags = self.store.tags()
+        decisions = decide(
+            list(found.values()),
+            self._policy,
+            tags=tags,
+            verified=lambda _: True,
+            ours=is_ours,
+            saved=self._pruning.saved,
+        )
+        kept = {decision.name for decision in decisions if decision.kept}
+        return [info for info in pending if info.name in kept]
+
     def _set_aside(self) -> None:
+        if not self._begun:  # what a run that was killed has set aside there alone
+            aside = list_indexes(self._source.backend, "quarantine/").keys()
+            there = aside & list_checkpoints(self.store.backend).keys() if aside else ()
+            self._aside += [(name, "set aside in the first store") for name in there]
+            self._begun = True
         while self._aside:
             name, reason = self._aside[0]
             abandon_strangers(self.store.backend, name, self._source.backend, reason)
-            self._done = {row for row in self._done if row[0] != name}
+            self._forget(name)
             self._aside.pop(0)
+
+    def _forget(self, name: str) -> None:
+        self._done = {row for row in self._done if row[0] != name}
 
     def _copy(self, info: CheckpointInfo, behind: int) -> None:
         """One checkpoint, with so many others still to come."""
@@ -123,8 +167,10 @@ class Mirroring:
             self._done.add(key)  # deleted under our hands
             return
         except FormatError as error:
-            # It is damaged here: trying again does not help, and the others can go over.
+            # It is damaged here: trying again does not help, and the others can go over, one of them
+            # that would not have been kept behind it, too.
             self._done.add(key)
+            self._repeating.wake()
             self._tell("mirror.lag", info.name, info.step, error=error, data={"pending": 0})
             return
         self._done.add(key)
@@ -149,10 +195,14 @@ class Mirroring:
     def _unverified(self, info: CheckpointInfo, error: CheckpointError) -> None:
         self._tell("mirror.lag", info.name, info.step, error=error, data={"pending": 0})
 
-    def close(self) -> None:
-        """Wait until the mirror has all, or does not answer."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait until the mirror has all, or does not answer; not longer than `timeout_s`. A forked
+        process that has saved nothing leaves the mirror to its parent."""
+        if self._pid != os.getpid():
+            return
         self._repeating.wake()
-        if not self._repeating.close(CLOSE_TIMEOUT_S):
+        limit_s = CLOSE_TIMEOUT_S if timeout_s is None else min(CLOSE_TIMEOUT_S, timeout_s)
+        if not self._repeating.close(limit_s):
             log.warning("left before the mirror %s had everything", self.store.url)
 
 

@@ -3,18 +3,25 @@ acts on it in `observe` and `save`, at a step's end."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 from ckptfmt.errors import UsageError, warn
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Preemption:
     """Save once more when the scheduler says that the job must go.
+
+    A process that is forked meanwhile (a data loader's worker) has the handlers from before.
 
     Args:
         signals: Names of the signals that say so.
@@ -35,7 +42,8 @@ class Preemption:
             raise _wrong("deadline_s above 0", repr(deadline_s))
         self.deadline_s, self.exit_code = deadline_s, exit_code
         self._requested_s: float | None = None
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._before: dict[int, Handler] = {}
+        self._users = 0
 
     @property
     def requested(self) -> bool:
@@ -65,24 +73,64 @@ class Preemption:
         if threading.current_thread() is not threading.main_thread():
             warn("no signal can be taken off the main thread: call request() of the Preemption")
             return
+        self._users += 1
+        _installed.add(self)
         for number in self._numbers:
             if number not in self._before:
                 self._before[number] = signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        """Put the handlers back, unless somebody has put others meanwhile."""
-        if threading.current_thread() is not threading.main_thread():
+        """Put the handlers back, once nobody uses them any more, but for those over which somebody
+        has put others meanwhile: these call on what was before."""
+        if threading.current_thread() is not threading.main_thread() or not self._users:
             return
-        for number, before in self._before.items():
+        self._users -= 1
+        if not self._users:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        for number in [*self._before]:
             if signal.getsignal(number) == self._handle:
+                before = _living(number, self._before.pop(number))
                 signal.signal(number, signal.SIG_DFL if before is None else before)
-        self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.request()
+        if self._users:
+            self.request()
         before = self._before.get(number)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
+        if callable(before):
+            if not self._users or before is not signal.default_int_handler:
+                before(number, frame)
+        elif not self._users and before != signal.SIG_IGN:
+            # Somebody whose handler lies over ours called it; the default is what we stand for.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+def _living(number: int, before: Handler) -> Handler:
+    """The handler to go back to, without those of preemptions that are over."""
+    while isinstance(owner := getattr(before, "__self__", None), Preemption):
+        if owner._users or number not in owner._before:
+            break
+        before = owner._before.pop(number)
+    return before
+
+
+_installed: WeakSet[Preemption] = WeakSet()
+
+
+def _put_back_in_child() -> None:
+    """A forked process saves nothing: what ends its parent after a checkpoint is to end it at once."""
+    mine = [*_installed]
+    for preemption in mine:
+        preemption._users, preemption._requested_s = 0, None
+    with suppress(ValueError):  # not in a thread that Python takes for another than the main one
+        for preemption in mine:
+            preemption._put_back()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_put_back_in_child)
 
 
 def _number(name: str) -> int:

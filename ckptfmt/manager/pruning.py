@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
 from ckptfmt.engine import Store, list_indexes, read_tags
 from ckptfmt.errors import CorruptError, NotFoundError, UsageError
+from ckptfmt.events import Event
 from ckptfmt.manager.keep import Decision, Keep, decide, decide_aside, decides_aside
 from ckptfmt.types import CheckpointInfo
 
@@ -22,6 +24,8 @@ class Pruning:
     Attributes:
         deleted: Told of each checkpoint that was deleted, and why.
         damaged: Told of a newer one that did not verify: nothing is deleted behind it.
+        hurry: Whether there is no time to verify: then nothing is deleted either.
+        saved: The name of what was saved last.
     """
 
     store: Store
@@ -29,6 +33,8 @@ class Pruning:
     verify_within_s: float
     deleted: Callable[[Decision], None]
     damaged: Callable[[CheckpointInfo, CorruptError], None]
+    hurry: Callable[[], bool] = lambda: False
+    saved: str = ""
     _verified_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def was_read(self, info: CheckpointInfo) -> None:
@@ -44,6 +50,7 @@ class Pruning:
             tags=self.store.tags(),
             verified=self._is_verified,
             ours=is_ours,
+            saved=self.saved,
         )
         return made + self._decide_aside(found) if decides_aside(self.policy) else made
 
@@ -85,7 +92,15 @@ class Pruning:
         info = self.store.latest()
         if info is None:
             return False
-        report = self.store.verify(info.name)
+
+        def look(_: Event) -> None:
+            if self.hurry():
+                raise CancelledError
+
+        try:
+            report = self.store.verify(info.name, progress=look)
+        except CancelledError:
+            return False
         if report.ok:
             self.was_read(info)
             return True

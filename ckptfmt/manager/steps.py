@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptfmt.engine import SaveFuture
 from ckptfmt.format import step_name
-from ckptfmt.manager.aftermath import Tell
+from ckptfmt.manager.aftermath import Tell, log
 from ckptfmt.manager.guard import Verdict
 from ckptfmt.manager.pace import Pace
 from ckptfmt.manager.preemption import Preemption
@@ -79,6 +79,23 @@ class Steps:
             mine.request(agreed.left_s)
             self._stops = True
         return agreed.verdict
+
+
+def settle_quietly(settle: Callable[[], None]) -> None:
+    """Before the last save of a job that must go: the error of one before it, which was told when it
+    failed, does not cost this one."""
+    try:
+        settle()
+    except Exception as error:
+        log.error("before the last save, one failed: %s", error)
+
+
+def spare_s(preemption: Preemption | None) -> float | None:
+    """What a job that must go may spend on more than its last checkpoint, in seconds; None: it need
+    not go."""
+    if preemption is None or not preemption.requested:
+        return None
+    return max(0.0, preemption.left_s - preemption.deadline_s / 10)
 
 
 def leave(preemption: Preemption, future: SaveFuture | None, step: int, tell: Tell) -> None:

@@ -34,7 +34,7 @@ from ckptfmt import (
     when,
 )
 from ckptfmt.engine import SaveFuture
-from ckptfmt.manager.aftermath import Started
+from ckptfmt.manager.flight import Started
 
 COST = {"stall_s": 0.0, "stage_s": 0.0}
 
@@ -275,8 +275,9 @@ def test_a_busy_manager_skips_or_waits(tmp_path: Path) -> None:
     events: list[Event] = []
     with Manager(tmp_path, when_busy="skip", hooks=[events.append]) as manager:
         slow = SaveFuture("step-0000000000000001")
-        manager._last = Started(1, 0.0, COST, slow, concurrent.futures.Future())
-        manager._last.after.set_result(None)
+        save = Started(1, 0.0, COST, slow, concurrent.futures.Future())
+        save.after.set_result(None)
+        manager._flight.begin(save)
         assert manager.save(state(2), step=2) is None
         assert kinds(events, "save.skipped") == [("save.skipped", 2)]
         assert manager.save(state(3), step=3, force=True) is not None
@@ -290,7 +291,7 @@ def test_a_manager_that_cleans_up_is_busy_too(tmp_path: Path) -> None:
         done.set_exception(OSError("a test"))
         done.exception()
         after: concurrent.futures.Future[None] = concurrent.futures.Future()
-        manager._last = Started(1, 0.0, COST, done, after)
+        manager._flight.begin(Started(1, 0.0, COST, done, after))
         assert manager.save(state(2), step=2) is None
         after.set_result(None)
         assert manager.save(state(3), step=3) is not None
@@ -318,7 +319,7 @@ def test_the_stall_is_all_that_the_loop_waited(
 def test_wait_says_when_the_time_is_over(tmp_path: Path) -> None:
     with Manager(tmp_path) as manager:
         after: concurrent.futures.Future[None] = concurrent.futures.Future()
-        manager._last = Started(1, 0.0, COST, SaveFuture("x"), after)
+        manager._flight.begin(Started(1, 0.0, COST, SaveFuture("x"), after))
         with pytest.raises(StorageError, match="not done yet"):
             manager.wait(0.01)
         after.set_result(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt import CkptWarning, Event, Manager, Mirror, StorageError, Store, UsageError
+from ckptfmt import CkptWarning, Event, Manager, Mirror, StorageError, Store, UsageError, keep
 from ckptfmt.engine import CopyRequest, copy_checkpoints
 from ckptfmt.storage import Backend
 
@@ -166,3 +167,45 @@ def test_what_is_behind_is_told_and_the_limit_is_kept(
 def test_a_rate_that_makes_no_sense_is_refused(tmp_path: Path, rate: float) -> None:
     with pytest.raises(UsageError, match="bytes_per_s above 0"):
         Mirror(tmp_path, bytes_per_s=rate)
+
+
+def test_metrics_that_come_later_reach_the_mirror_and_its_policy(tmp_path: Path) -> None:
+    policy = keep.last(1) | keep.best("val_loss")
+    mirror = Mirror(tmp_path / "b", keep=policy)
+    copied = threading.Event()
+
+    def hook(event: Event) -> None:
+        if event.kind == "mirror.done":
+            copied.set()
+
+    with Manager(tmp_path / "a", keep=policy, mirror=mirror, hooks=[hook]) as manager:
+        for step, loss in ((1, 0.5), (2, 0.1), (3, 0.7), (4, 0.8)):
+            manager.save(state(step), step=step)
+            assert copied.wait(60)
+            copied.clear()
+            manager.annotate(step, val_loss=loss)
+    for folder in ("a", "b"):
+        store = Store(tmp_path / folder)
+        assert store.steps() == [2, 4]
+        assert [info.metrics for info in store.checkpoints()] == [
+            {"val_loss": 0.1},
+            {"val_loss": 0.8},
+        ]
+
+
+def test_what_the_mirror_would_not_keep_is_not_copied(tmp_path: Path) -> None:
+    train(tmp_path / "a", range(1, 4))
+    mirror = Mirror(tmp_path / "b", keep=1)
+    for again in range(2):
+        events = train(tmp_path / "a", range(0), mirror=mirror)
+        copied = [event.step for event in events if event.kind == "mirror.done"]
+        assert copied == ([] if again else [3])
+    assert Store(tmp_path / "b").steps() == [3]
+
+
+@pytest.mark.damaged_store
+def test_behind_a_damaged_one_the_mirror_gets_the_next_older(tmp_path: Path) -> None:
+    train(tmp_path / "a", range(1, 4))
+    damage(tmp_path / "a", 3)
+    train(tmp_path / "a", range(0), mirror=Mirror(tmp_path / "b", keep=1))
+    assert Store(tmp_path / "b").steps() == [2]
