@@ -117,6 +117,18 @@ def _living(number: int, before: Handler) -> Handler:
 
 
 _installed: WeakSet[Preemption] = WeakSet()
+_masks = threading.local()
+
+
+def _hold_signals() -> None:
+    """Until a forked process has its handlers: a signal that reaches it before would be lost."""
+    numbers = {number for preemption in _installed for number in preemption._before}
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+
+
+def _let_signals() -> None:
+    if _masks.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _put_back_in_child() -> None:
@@ -127,10 +139,13 @@ def _put_back_in_child() -> None:
     with suppress(ValueError):  # not in a thread that Python takes for another than the main one
         for preemption in mine:
             preemption._put_back()
+    _let_signals()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_put_back_in_child)
+    os.register_at_fork(
+        before=_hold_signals, after_in_parent=_let_signals, after_in_child=_put_back_in_child
+    )
 
 
 def _number(name: str) -> int:
