@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from ckptfmt.foreign.streaming import BoxReader
 
 
+_RUN_NUMEL_MAX = 8 << 20
+"""A box whose elements are spread over a longer run is put together from shorter ones."""
+
+
 def box_of_runs(shape: Sequence[int], read: Callable[[int, int], NDArray[Any]]) -> BoxReader:
-    """Reads a box by the run of elements from its first to its last.
+    """Reads a box by the runs of elements from its first to its last.
 
     Args:
         read: Gives the elements [first, last), flat.
@@ -28,8 +32,20 @@ def box_of_runs(shape: Sequence[int], read: Callable[[int, int], NDArray[Any]]) 
             return read(0, 0).reshape(extent)
         first = sum(side.start * step for side, step in zip(sides, steps, strict=True))
         last = sum((side.stop - 1) * step for side, step in zip(sides, steps, strict=True))
+        if last - first >= max(_RUN_NUMEL_MAX, math.prod(extent)):
+            return _in_parts(sides, extent)
         flat = np.ascontiguousarray(read(first, last + 1))
         strides = [step * flat.itemsize for step in steps]
         return np.ndarray(extent, flat.dtype, flat, 0, strides)
+
+    def _in_parts(sides: tuple[slice, ...], extent: tuple[int, ...]) -> NDArray[Any]:
+        axis = next(at for at, n in enumerate(extent) if n > 1)
+        side, rows = sides[axis], max(_RUN_NUMEL_MAX // steps[axis], 1)
+        made = np.empty(extent, read(0, 0).dtype)
+        for begin in range(side.start, side.stop, rows):
+            part = slice(begin, min(begin + rows, side.stop))
+            at = (*(slice(None),) * axis, slice(begin - side.start, part.stop - side.start))
+            made[at] = box((*sides[:axis], part, *sides[axis + 1 :]))
+        return made
 
     return box

@@ -15,7 +15,8 @@ from ckptfmt.errors import CheckpointError, CorruptError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.mapping import check_bools, numel
 from ckptfmt.foreign.mapping import corrupt as damage
-from ckptfmt.format import dtype_named, numpy_dtype
+from ckptfmt.foreign.orbax.large_chunks import LargeChunks, parse_layout
+from ckptfmt.format import Dtype, dtype_named, numpy_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,14 +137,31 @@ class Arrays:
         if max(numel(shape), numel(chunk)) * size > self._limit:
             raise corrupt("an array of an impossible size", "size", where, shape[:8])
         read = partial(_read, store, found.name, where)
-        small = numel(chunk) * size <= _BOX_CHUNK_NBYTES_MAX
-        box: BoxReader | None = read if shape and small and numel(shape) else None
+        box: BoxReader | None = read if shape and numel(shape) else None
+        if numel(chunk) * size > _BOX_CHUNK_NBYTES_MAX and box is not None:
+            with guarded(where):
+                box = _box_of_large_chunks(store, found, where, read)
         return ForeignTensor(
             *("", "", found.name, shape, -(-numel(shape) * found.bits // 8), where),
             fetch=partial(read, tuple(slice(0, n) for n in shape)),
             must_check=found.name == "bool",
             box=box,
         )
+
+
+def _box_of_large_chunks(store: Any, dtype: Dtype, where: str, read: BoxReader) -> BoxReader | None:
+    """Reads boxes without decoding a chunk whole; None where only tensorstore can."""
+    layout = parse_layout(store.spec().to_json())
+    if layout is None or dtype.bits % 8:
+        return None
+    chunks = LargeChunks(store.kvstore, layout, dtype, where, read)
+
+    def box(sides: tuple[slice, ...]) -> NDArray[Any]:
+        with guarded(where):
+            made = chunks.box(sides)
+        return _checked(made, dtype.name, where)
+
+    return box
 
 
 def _read(store: Any, name: str, where: str, sides: tuple[slice, ...]) -> NDArray[Any]:
@@ -153,6 +171,10 @@ def _read(store: Any, name: str, where: str, sides: tuple[slice, ...]) -> NDArra
     assert found is not None
     made = np.ascontiguousarray(array).view(numpy_dtype(found))
     made = made.reshape(tuple(side.stop - side.start for side in sides))
+    return _checked(made, name, where)
+
+
+def _checked(made: NDArray[Any], name: str, where: str) -> NDArray[Any]:
     if name == "bool" and made.size:
-        check_bools(made.reshape(-1).view(np.uint8), REASON, where)
+        check_bools(np.ascontiguousarray(made).reshape(-1).view(np.uint8), REASON, where)
     return made
