@@ -6,21 +6,34 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.errors import UsageError, warn
+from ckptfmt.errors import UnsupportedError, UsageError, warn
 from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.layer_rules import KerasToTorch, Layers, TorchToKeras
+from ckptfmt.foreign.layer_rules import KerasToTorch, LayerRule, Layers, TorchToKeras
 from ckptfmt.foreign.layers import LAYERS, Layer
-from ckptfmt.foreign.mapped import map_tree
+from ckptfmt.foreign.lazy import nbytes_of
+from ckptfmt.foreign.mapped import KEEP, map_tree
 from ckptfmt.foreign.opening import ForeignCheckpoint, read_source
+from ckptfmt.foreign.optimizer_rules import (
+    LiveOptimizer,
+    OptimizerRule,
+    below,
+    keras_constants,
+    keras_parts,
+    torch_groups,
+)
+from ckptfmt.foreign.optimizer_ways import KerasOptimizers, TorchOptimizers
+from ckptfmt.foreign.optimizers import row_of_class, row_of_group
 from ckptfmt.foreign.rules import Leaf, Leaves, Pattern, Rename, Rule, Table
 from ckptfmt.types import StrPath
 
 if TYPE_CHECKING:
-    from ckptfmt.engine import Checkpoint, LiveModel, Store
+    from numpy.typing import NDArray
+
+    from ckptfmt.engine import Checkpoint, LiveModel, Store, TensorSource
 
 _SEED = re.compile(r"(^|/)seed_generator/state$")
 _DEFAULTS = {"torch": ("Keras", 1e-3), "keras": ("PyTorch", 1e-5)}
@@ -33,8 +46,10 @@ def translate(
     *,
     rename: Mapping[str, str] = {},
     layers: Mapping[str, str] = {},
+    allow_partial: bool = False,
 ) -> ForeignCheckpoint:
-    """What Keras wrote as PyTorch modules want it, or the other way: names and layouts.
+    """What Keras wrote as PyTorch modules want it, or the other way: names and layouts. Optimizers
+    that stand in `like` get the state of theirs.
 
     The live models of `like` say which layer is of which kind, how many heads it has, and what its
     weights are called. Nothing is read yet; the result is a source for `restore` and `plan`.
@@ -45,13 +60,15 @@ def translate(
         rename: Layer in the source -> layer of `like`, as paths: `{"model/dense": "model/fc"}`;
             what is below goes along. "" is the top: `{"": "model"}` for a bare state dict.
         layers: What a layer of the source is that `like` has not, by pattern, as in a preset of
-            `convert`: `{"^model/extra$": "keep"}`.
+            `convert`: `{"^model/extra$": "keep"}`; an optimizer may be kept as well.
+        allow_partial: Go on without what of an optimizer has no equal in the other framework.
     Raises:
         UsageError: `like` has no model of PyTorch or Keras, or a `rename` finds nothing.
-        UnsupportedError: A layer has no equal in the other framework.
+        UnsupportedError: A layer has no equal in the other framework; or something of an optimizer
+            has none: all of it is named.
     Warns:
         CkptWarning: A normalization layer has another epsilon than is usual in the other framework:
-            equal weights would give unequal outputs.
+            equal weights would give unequal outputs. Or an optimizer has other constants.
     """
     from ckptfmt.engine import live_models
 
@@ -66,10 +83,27 @@ def translate(
         )
     rules: list[Rule] = [_moved(old, new) for old, new in rename.items()]
     given = [(Pattern(pattern), kind) for pattern, kind in layers.items()]
-    rules += [_rule_of(model, given) for model in models]
-    rules.append(_Seeds(like if frameworks == {"keras"} else None))
+    of_models = [_rule_of(model, given) for model in models]
+    live = _live_leaves(like)
+    rules.append(_optimizers(live, frameworks == {"torch"}, of_models))
+    rules += [*of_models, _Seeds(live if frameworks == {"keras"} else {})]
     read = read_source(source)
     mapped = map_tree(read.tree, read.columns, rules)
+    lost = {n: why for n, why in mapped.tree.skipped.items() if n not in read.tree.skipped}
+    told = "could not carry: " + "; ".join(f"{name}: {why}" for name, why in lost.items())
+    if lost and not allow_partial:
+        raise UnsupportedError(
+            "an optimizer has what the other framework has not",
+            reason="optimizer",
+            where=read.path,
+            found=told,
+            do="allow_partial=True goes on without",
+        )
+    notes = [
+        note for rule in mapped.rules for note in rule.notes if rule.rule == OptimizerRule.text
+    ]
+    for note in [*[told] * bool(lost), *notes]:
+        warn(note)
     for model in models:
         _warn_of_constants(model)
     return ForeignCheckpoint(read.path, mapped.tree, read.info)
@@ -92,33 +126,75 @@ class _Seeds(Rule):
     text = "seed generators"
     must_touch = False
 
-    def __init__(self, like: object) -> None:
-        self._like = like
+    def __init__(self, live: Leaves) -> None:
+        self._live = live
 
     def apply(self, leaves: Leaves) -> Table:
-        from ckptfmt.engine import flatten
-        from ckptfmt.format import LEAF_TENSOR
-
         table = Table(self.text)
         for name, leaf in leaves.items():
             if _SEED.search(name):
                 table.change({name: leaf}, {})
             else:
                 table.keep(name, leaf)
-        flat = flatten(self._like)
-        for name, kind, row in zip(flat.names, flat.kinds, flat.rows):
-            if kind == LEAF_TENSOR and _SEED.search(name):
-                source = flat.tensors[row]
-                array = source.fetch()
-                tensor = ForeignTensor(
-                    *(name, "", source.dtype, tuple(source.shape), array.nbytes, "the target"),
-                    fetch=partial(np.array, array),
-                )
-                table.keep(name, Leaf((), tensor))
+        for name, leaf in self._live.items():
+            if leaf.tensor is not None and _SEED.search(name):
+                table.keep(name, leaf)
         return table
 
 
-def _rule_of(model: LiveModel, given: list[tuple[Pattern, str]]) -> Rule:
+def _live_leaves(tree: object) -> Leaves:
+    """The leaves of live objects, as a save would find them."""
+    from ckptfmt.engine import flatten
+    from ckptfmt.format import LEAF_TENSOR, LEAF_VALUE, parse_value
+
+    flat = flatten(tree)
+    attributes: dict[int, dict[str, object]] = {}
+    for key, rows in flat.attributes.items():
+        for at, data in rows:
+            attributes.setdefault(at, {})[key] = parse_value(data, KEEP, where=key)
+    made: Leaves = {}
+    for at, (name, kind, row) in enumerate(zip(flat.names, flat.kinds, flat.rows)):
+        if kind == LEAF_VALUE:
+            made[name] = Leaf((), None, parse_value(flat.values[row], KEEP, where=name))
+        elif kind == LEAF_TENSOR:
+            source = flat.tensors[row]
+            shape = tuple(source.shape)
+            tensor = ForeignTensor(
+                *(name, "", source.dtype, shape, nbytes_of(source.dtype, shape, 0), "the target"),
+                fetch=partial(_copy, source),
+                attributes=attributes.get(at, {}),
+            )
+            made[name] = Leaf((), tensor)
+    return made
+
+
+def _copy(source: TensorSource) -> NDArray[Any]:
+    return np.array(source.fetch())
+
+
+def _optimizers(live: Leaves, to_torch: bool, rules: list[LayerRule]) -> OptimizerRule:
+    """The rule for the optimizers among live leaves."""
+    found: dict[str, LiveOptimizer] = {}
+    if to_torch:
+        for name in TorchOptimizers(rules).find(live):
+            groups = torch_groups(name, live)
+            found[name] = LiveOptimizer(row_of_group(groups[0]), groups)
+        return KerasOptimizers(rules, found)
+    for name in KerasOptimizers(rules).find(live):
+        state, single = keras_parts(
+            name, {n: x for n, x in live.items() if n.startswith(below(name))}
+        )
+        constants = keras_constants(single)
+        found[name] = LiveOptimizer(
+            row_of_class(str(constants.get("class"))),
+            constants=constants,
+            owners=frozenset(owner for slot in state.values() for owner in slot),
+            single={key: leaf.tensor for key, leaf in single.items() if leaf.tensor is not None},
+        )
+    return TorchOptimizers(rules, found)
+
+
+def _rule_of(model: LiveModel, given: list[tuple[Pattern, str]]) -> LayerRule:
     known: dict[str, Layer] = {}
     for path, kind, facts in model.layers:
         if kind in LAYERS:

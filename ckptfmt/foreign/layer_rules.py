@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptfmt.errors import UsageError
 from ckptfmt.foreign.base import like
@@ -106,7 +106,7 @@ class _Found:
         return made
 
 
-class _LayerRule(Rule):
+class LayerRule(Rule):
     """Layers of one framework as the other has them.
 
     Args:
@@ -125,6 +125,11 @@ class _LayerRule(Rule):
         yield "kernel" if self.source == "keras" else "weight"
 
     def apply(self, leaves: Leaves) -> Table:
+        return self.carried(leaves)[0]
+
+    def carried(self, leaves: Leaves, *, moments: bool = False) -> tuple[Table, str]:
+        """The table after it, and the container that is, or was, a state dict. `moments`: the
+        leaves are what an optimizer keeps of the weights of these names."""
         table = Table(self.text)
         part = f"{self.root}/" if self.root else ""
         mine = {name: leaf for name, leaf in leaves.items() if name.startswith(part)}
@@ -139,9 +144,9 @@ class _LayerRule(Rule):
                 table.keep(name, leaf)
             elif path not in done:
                 done.add(path)
-                self._carry(table, found[path], kinds[path], root)
+                self._carry(table, found[path], replace(kinds[path], moments=moments), root)
         table.notes += self._notes(list(kinds.values()))
-        return table
+        return table, root
 
     def _kinds(self, found: Mapping[str, _Found]) -> dict[str, Layer]:
         """The layers to carry over. Raises for all at once whose kind is not certain."""
@@ -209,7 +214,7 @@ class _LayerRule(Rule):
     def _notes(self, layers: list[Layer]) -> list[str]: ...
 
 
-class KerasToTorch(_LayerRule):
+class KerasToTorch(LayerRule):
     """Layers of Keras under the names, and in the layouts, of PyTorch's."""
 
     preset, source = "keras-to-torch", "keras"
@@ -257,7 +262,7 @@ class KerasToTorch(_LayerRule):
         return made
 
 
-class TorchToKeras(_LayerRule):
+class TorchToKeras(LayerRule):
     """Modules of PyTorch under the names, and in the layouts, of Keras's layers."""
 
     preset, source = "torch-to-keras", "torch"

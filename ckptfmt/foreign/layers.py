@@ -25,11 +25,13 @@ class Layer:
     """A layer: its path, its class in either framework, and what decides how its weights lie.
 
     `facts`: `num_heads`, `depth_multiplier`, `reset_after`, `epsilon`, `momentum`, where known.
+    `moments`: its tensors are not the weights but what an optimizer keeps of their gradients.
     """
 
     path: str
     kind: str
     facts: Mapping[str, float] = field(default_factory=dict)
+    moments: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,8 @@ def _rnn_to_torch(group: Group, layer: Layer) -> Group:
 
 def _split_bias(bias: ForeignTensor, layer: Layer) -> tuple[ForeignTensor, ForeignTensor]:
     if layer.kind != "GRU":
-        return bias, lazy.filled(bias, bias.shape, 0.0)
+        # The gradient of a sum is that of each part.
+        return bias, bias if layer.moments else lazy.filled(bias, bias.shape, 0.0)
     if len(bias.shape) != 2 or bias.shape[0] != 2:
         raise _reset_after(layer, f"a bias of shape {list(bias.shape)}: reset_after=False")
     rows = lazy.split(bias, 0, None, 2)
@@ -195,6 +198,8 @@ def _rnn_to_keras(group: Group, layer: Layer) -> Group:
 
 def _join_bias(biases: list[ForeignTensor], layer: Layer) -> ForeignTensor:
     if layer.kind != "GRU":
+        if layer.moments:  # equal where both are trained; one that is not has no name
+            return next((bias for bias in biases if bias.foreign_name), biases[0])
         return lazy.added(*biases)
     return lazy.joined([lazy.reshaped(bias, (1, *bias.shape)) for bias in biases], 0)
 

@@ -2,7 +2,7 @@
 
 Every function here gives a `ForeignTensor` that answers a box (a slice for each axis) from the boxes
 of its sources that this one needs, so that a tensor of any size goes through in parts. Values are
-moved, never computed, but by `cast` and `added`.
+moved, never computed, but by `cast`, `scaled` and `added`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _made(
         foreign_name=" + ".join(dict.fromkeys(t.foreign_name for t in tensors if t.foreign_name)),
         dtype=dtype,
         shape=shape,
-        nbytes=_nbytes(dtype, shape, sum(t.nbytes for t in tensors)),
+        nbytes=nbytes_of(dtype, shape, sum(t.nbytes for t in tensors)),
         fetch=partial(_fetch, read, shape),
         must_check=any(t.must_check for t in tensors),
         identity=(*key, *(t.identity for t in tensors)) if tied else None,
@@ -83,7 +83,8 @@ def has_fixed_width(dtype: str) -> bool:
     return known is not None and not known.is_variable
 
 
-def _nbytes(dtype: str, shape: Shape, otherwise: int) -> int:
+def nbytes_of(dtype: str, shape: Shape, otherwise: int) -> int:
+    """Bytes of the values; `otherwise` where the dtype does not say how many an element has."""
     from ckptfmt.format import dtype_named, packed_nbytes
 
     known = dtype_named(dtype)
@@ -248,6 +249,16 @@ def added(a: ForeignTensor, b: ForeignTensor) -> ForeignTensor:
             return np.where(other == 0, one, np.where(one == 0, other, one + other))
 
     return _made(a, read, ("added",), shape=a.shape, others=[b])
+
+
+def scaled(tensor: ForeignTensor, factor: float) -> ForeignTensor:
+    """Each value times a number, computed in float64."""
+
+    def read(box: Sides) -> Array:
+        values = read_box(tensor, box)
+        return (values.astype(np.float64) * factor).astype(values.dtype)
+
+    return _made(tensor, read, ("scaled", factor), shape=tensor.shape)
 
 
 def filled(of: ForeignTensor, shape: Shape, value: float, dtype: str = "") -> ForeignTensor:

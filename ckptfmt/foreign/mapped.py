@@ -56,14 +56,14 @@ def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence
     flat = None if not rules and (tree.root is not None or tree.keys) else columns()
     if flat is None or not (rules or flat.names):
         return Mapped(tree, _renamed(tree.tensors.values()), {}, {}, ())
-    leaves, reports = apply_rules(rules, _leaves(tree, flat))
+    leaves, reports, lost = apply_rules(rules, _leaves(tree, flat))
     containers, attributes = _moved_containers(flat, leaves)
     root = _nested(leaves, containers, attributes)
     made = tree_of(
         root,
         tree.format,
         metadata=tree.metadata,
-        skipped=tree.skipped,
+        skipped={**tree.skipped, **lost},
         ignored=tree.ignored,
         opaque=tree.opaque,
     )
@@ -78,7 +78,11 @@ def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence
     return Mapped(
         replace(made, tensors=tensors, file=tree.file),
         _renamed(tensors.values())
-        | {x.origin[0]: n for n, x in leaves.items() if x.tensor is None and x.origin[0] != n},
+        | {
+            x.origin[0]: n
+            for n, x in leaves.items()
+            if x.tensor is None and x.origin[:1] not in ((), (n,))
+        },
         {name: "; ".join(leaf.steps) for name, leaf in leaves.items() if leaf.steps},
         dropped,
         reports,

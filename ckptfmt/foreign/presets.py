@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ckptfmt.errors import UsageError
 from ckptfmt.foreign import lazy
 from ckptfmt.foreign.layer_rules import KerasToTorch, Layers, TorchToKeras
+from ckptfmt.foreign.optimizer_ways import KerasOptimizers, TorchOptimizers
 from ckptfmt.foreign.rules import Drop, Pattern, Rename, Rule, Several, Transform
 
 __all__ = ["PRESETS", "Layers"]
@@ -44,8 +45,20 @@ def bert_tf1_to_hf(layers: Layers, root: str | None) -> Rule:
     return Several("preset bert-tf1-to-hf", rules)
 
 
+def keras_to_torch(layers: Layers, root: str | None) -> Rule:
+    """A model's layers, and the optimizers' state of their weights."""
+    rule = KerasToTorch(layers, root)
+    return Several(rule.text, [KerasOptimizers([rule]), rule])
+
+
+def torch_to_keras(layers: Layers, root: str | None) -> Rule:
+    """The way back."""
+    rule = TorchToKeras(layers, root)
+    return Several(rule.text, [TorchOptimizers([rule]), rule])
+
+
 PRESETS: dict[str, Callable[[Layers, str | None], Rule]] = {
-    "keras-to-torch": KerasToTorch,
-    "torch-to-keras": TorchToKeras,
+    "keras-to-torch": keras_to_torch,
+    "torch-to-keras": torch_to_keras,
     "bert-tf1-to-hf": bert_tf1_to_hf,
 }

@@ -61,6 +61,8 @@ class Table:
         self.leaves: Leaves = {}
         self.changes: list[RuleChange] = []
         self.notes: list[str] = []
+        self.lost: dict[str, str] = {}
+        """What the rule cannot carry -> why: as if the source had it and it were left out."""
 
     def keep(self, name: str, leaf: Leaf) -> None:
         old = self.leaves.get(name)
@@ -328,25 +330,33 @@ class Several(Rule):
             made = rule.apply(leaves)
             leaves = made.leaves
             table.changes += made.changes
+            table.notes += made.notes
+            table.lost |= made.lost
         table.leaves = leaves
         return table
 
 
-def apply_rules(rules: Sequence[Rule], leaves: Leaves) -> tuple[Leaves, list[RuleReport]]:
+def apply_rules(
+    rules: Sequence[Rule], leaves: Leaves
+) -> tuple[Leaves, list[RuleReport], dict[str, str]]:
     """Apply rules in order, each to what the one before made.
 
+    Returns:
+        The leaves, what each rule did, and what they could not carry -> why.
     Raises:
         UsageError: A rule touches nothing, does not fit what it touches, or gives two leaves one
             name.
     """
-    reports = []
+    reports: list[RuleReport] = []
+    lost: dict[str, str] = {}
     for rule in rules:
         table = rule.apply(leaves)
         if not table.changes and rule.must_touch:
             raise _touches_nothing(rule, leaves)
         leaves = table.leaves
         reports.append(RuleReport(rule.text, tuple(table.changes), tuple(table.notes)))
-    return leaves, reports
+        lost |= table.lost
+    return leaves, reports, lost
 
 
 def _touches_nothing(rule: Rule, leaves: Leaves) -> UsageError:

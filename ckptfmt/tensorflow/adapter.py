@@ -192,9 +192,12 @@ def _capture_optimizer(optimizer: Any, name: str, peers: Peers) -> Captured:
     kind.check(optimizer, name, peers)
     attributes: dict[str, Mapping[str, object]] = {}
     rows = kind.variables(optimizer, name, peers)
-    for keys, _, aliases in rows:
+    for keys, variable, aliases in rows:
+        more: dict[str, object] = kind.constants(optimizer, variable)
         if aliases:
-            attributes[name_of(keys, name)] = {ALIASES: [name_of(alias, name) for alias in aliases]}
+            more[ALIASES] = [name_of(alias, name) for alias in aliases]
+        if more:
+            attributes[name_of(keys, name)] = more
     return Captured(nest(((keys, variable) for keys, variable, _ in rows), name), attributes)
 
 

@@ -23,6 +23,12 @@ from ckptfmt.tensorflow.trackables import is_keras, is_stateful
 
 Peers = Sequence[tuple[str, object]]
 STATE = "state"
+CONSTANTS = "tf.optimizer"
+"""Attribute of `iterations`: the optimizer's class and constants, for a reader of another framework."""
+_CONSTANTS = (
+    *("beta_1", "beta_2", "rho", "momentum", "epsilon", "nesterov", "amsgrad", "centered"),
+    *("initial_accumulator_value", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm"),
+)
 _BOOKKEEPING = frozenset(["_variables", "_trainable_variables", "_tracker"])
 
 
@@ -212,6 +218,16 @@ def _check_complete(
             found=f"{len(found)}",
             do="keep one list per kind of slot, an item for each trainable variable, as attributes",
         )
+
+
+def constants(optimizer: Any, variable: Any) -> dict[str, object]:
+    """Of the leaf of an optimizer's number of steps: which class of Keras's it is, with what numbers."""
+    if variable is not getattr(optimizer, "_iterations", None):
+        return {}
+    cls = next(c for c in type(optimizer).__mro__ if c.__module__.startswith("keras."))
+    found = {key: getattr(optimizer, key, None) for key in _CONSTANTS}
+    numbers = {key: item for key, item in found.items() if isinstance(item, (bool, int, float))}
+    return {CONSTANTS: {"class": cls.__name__, **numbers}}
 
 
 def all_exist(owners: set[str], peers: Peers) -> bool:

@@ -32,6 +32,9 @@ class OptimizerKind(Protocol):
     ) -> list[tuple[Keys, Any, tuple[Keys, ...]]]:
         """(keys, variable, keys of the aliases) of everything that it holds."""
 
+    def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
+        """Attributes of the leaf of one of its variables: its number of steps says what it is."""
+
     def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
         """The variables of the tree that it should be built on."""
 
@@ -56,6 +59,9 @@ class _Keras:
         named = keras_optimizer.owners(peers, where, list(optimizer._trainable_variables))
         return keras_optimizer.optimizer_variables(optimizer, named, where)
 
+    def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
+        return keras_optimizer.constants(optimizer, variable)
+
     def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
         return keras_optimizer.variables_to_build_on(optimizer, peers, stored_owners)
 
@@ -79,6 +85,9 @@ class _V1:
         self, optimizer: Any, where: str, peers: Peers
     ) -> list[tuple[Keys, Any, tuple[Keys, ...]]]:
         return v1_optimizer.slot_variables(optimizer, where, peers)
+
+    def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
+        return {}
 
     def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
         return v1_optimizer.optimized_by(peers, stored_owners)
