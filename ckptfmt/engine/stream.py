@@ -10,6 +10,7 @@ import numpy as np
 from ckptfmt.engine.arena import Ring
 from ckptfmt.engine.outlet import Data, Outlet
 from ckptfmt.engine.pipeline import Pipeline as Threads
+from ckptfmt.format import Hasher
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key
 
@@ -31,10 +32,14 @@ class FileStream:
         self._threads, self._ring = Threads(), Ring()
         self._outlet = Outlet(self._writer, self._threads, self._ring, None)
 
-    def put(self, data: Data | NDArray[np.uint8]) -> None:
-        """The next bytes: a buffer, or a C-contiguous array of bytes. They are copied."""
+    def put(self, data: Data | NDArray[np.uint8], digest: Hasher | None = None) -> None:
+        """The next bytes: a buffer, or a C-contiguous array of bytes. They are copied.
+
+        Args:
+            digest: Told the bytes as they are sent to the disk, from the copy.
+        """
         view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-        self._outlet.put(self.position, view.data)
+        self._outlet.put(self.position, view.data, digest)
         self.position += view.nbytes
 
     def pad(self, alignment: int) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +29,25 @@ _GAP_NBYTES = 1 << 20
 _WILLNEED: Any = getattr(mmap, "MADV_WILLNEED", None)
 
 
+_reads_ahead: ContextVar[bool] = ContextVar("ckptfmt_reads_ahead", default=True)
+
+
+@contextmanager
+def no_read_ahead() -> Iterator[None]:
+    """Maps that are opened within this are not read ahead: where the values are is asked, but hardly
+    one of them is."""
+    token = _reads_ahead.set(False)
+    try:
+        yield
+    finally:
+        _reads_ahead.reset(token)
+
+
 class FileMap(mmap.mmap):
     """A mapped file. Ranges that are announced in order are read ahead."""
+
+    path = ""
+    is_read_ahead = True
 
     _start = -1
     _end = 0
@@ -38,7 +57,9 @@ class FileMap(mmap.mmap):
 
     def announce(self, start: int, stop: int) -> None:
         """The bytes [start, stop) are about to be read."""
-        if start == self._start:  # a storage, of which boxes are read one after another
+        if (
+            start == self._start or not self.is_read_ahead
+        ):  # a storage, of which boxes are read one after another
             return
         self._start = start
         follows = 0 <= start - self._end <= _GAP_NBYTES
@@ -62,7 +83,22 @@ def open_map(path: str, where: str) -> tuple[FileMap | None, int]:
         made = FileMap(descriptor, nbytes, access=mmap.ACCESS_READ) if nbytes else None
     finally:
         os.close(descriptor)
+    if made is not None:
+        made.path, made.is_read_ahead = path, _reads_ahead.get()
     return made, nbytes
+
+
+def place_of(array: NDArray[Any]) -> tuple[str, int] | None:
+    """(path, offset) of values that lie in a mapped file as they lie in memory; None for others."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if not isinstance(owner, FileMap) or not array.flags.c_contiguous:
+        return None
+    begin = np.frombuffer(owner, np.uint8).__array_interface__["data"][0]
+    return owner.path, array.__array_interface__["data"][0] - begin
 
 
 def view(data: bytes | mmap.mmap, start: int, nbytes: int) -> NDArray[np.uint8]:

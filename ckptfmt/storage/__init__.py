@@ -15,7 +15,7 @@ from ckptfmt.storage.failures import from_write_error
 from ckptfmt.storage.keys import check_key
 from ckptfmt.storage.process import Process, is_abandoned_temporary, temporary_name
 from ckptfmt.storage.registry import BACKENDS, open_backend
-from ckptfmt.storage.syscalls import sync_directory
+from ckptfmt.storage.syscalls import exchange_names, sync_directory
 
 __all__ = [
     "BACKENDS",
@@ -26,6 +26,7 @@ __all__ = [
     "Process",
     "Writer",
     "check_key",
+    "exchange_names",
     "from_write_error",
     "is_abandoned_temporary",
     "open_backend",

@@ -171,10 +171,26 @@ def rename_noreplace(source: str, target: str) -> None:
     if sys.platform == "win32":
         os.rename(source, target)
         return
+    _rename_with(source, target, _NOREPLACE)
+
+
+def exchange_names(one: str, other: str) -> None:
+    """Swap what two names of one file system stand for, at once: neither is ever missing.
+
+    Raises:
+        OSError: ENOSYS, EINVAL or ENOTSUP where the system or file system has no such call.
+    """
+    _rename_with(one, other, _EXCHANGE)
+
+
+_NOREPLACE, _EXCHANGE = 1, 2
+
+
+def _rename_with(source: str, target: str, flags: int) -> None:
     call = _renameat2()
     if call is None:
         raise OSError(errno.ENOSYS, "no renameat2")
-    call(source, target)
+    call(source, target, flags)
 
 
 @functools.cache
@@ -195,10 +211,10 @@ def _renameat2():  # type: ignore[no-untyped-def]
         ctypes.c_uint,
     ]
     function.restype = ctypes.c_int
-    at_cwd, noreplace = -100, 1
+    at_cwd = -100
 
-    def call(source: str, target: str) -> None:
-        done = function(at_cwd, os.fsencode(source), at_cwd, os.fsencode(target), noreplace)
+    def call(source: str, target: str, flags: int) -> None:
+        done = function(at_cwd, os.fsencode(source), at_cwd, os.fsencode(target), flags)
         if done != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), target)

@@ -54,6 +54,10 @@ class DataFiles:
         assert data is not None  # the index has been compared with its size
         return np.frombuffer(data, np.uint8, entry.nbytes, entry.offset)
 
+    def view(self, entry: Entry) -> NDArray[Any]:
+        """The values of a tensor that is no string, unchecked."""
+        return _view(self.raw(entry), entry, self.big_endian)
+
     def fetch(self, entry: Entry, name: str) -> NDArray[Any]:
         """The values of a tensor, or of a slice of one, read-only; mapped where the layout allows.
 

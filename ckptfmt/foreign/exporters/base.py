@@ -17,6 +17,7 @@ import numpy as np
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.staging import Staging, split_destination
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value
+from ckptfmt.foreign.file_map import no_read_ahead
 from ckptfmt.foreign.registry import detect_format, read_foreign
 from ckptfmt.format import dtype_of
 
@@ -161,4 +162,5 @@ class Exporter(ABC):
 
 def read_written(path: str, file_format: str) -> Mapping[str, ForeignTensor]:
     """What the importer of a format finds in a file."""
-    return read_foreign(path, source_format=file_format).tensors
+    with no_read_ahead():
+        return read_foreign(path, source_format=file_format).tensors

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.engine import FileStream
 from ckptfmt.errors import CorruptError, UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.bundle.graph import GRAPH_KEY
 from ckptfmt.foreign.bundle.names import ALIASES, ATTRIBUTES, FULL_NAME, VALUE
 from ckptfmt.foreign.bundle.object_names import STATE
 from ckptfmt.foreign.bundle.paths import INDEX_SUFFIX, STATE_FILE, read_state, shard_path
+from ckptfmt.foreign.bundle.tensors import BundleTensor
 from ckptfmt.foreign.bundle.types import QUANTIZED, STRING, TYPES
 from ckptfmt.foreign.crc32c import crc32c, masked
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
 from ckptfmt.foreign.exporters.names import keys_of
 from ckptfmt.foreign.exporters.staging import Staging, replace_file
+from ckptfmt.foreign.exporters.stream import ExportStream
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, raw_bytes
 from ckptfmt.foreign.protobuf import FIXED32, pack_field, pack_varint
 from ckptfmt.foreign.sstable import pack_table
@@ -100,7 +101,7 @@ class TensorBundleExporter(Exporter):
 
     def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
         tensors = read_written(staging.path(self.name), self.format)
-        by_key = {tensor.foreign_name: tensor for tensor in tensors.values()}
+        by_key = {tensor.foreign_name: _unchecked(tensor) for tensor in tensors.values()}
         return {name: by_key[key] for name, key in plan.names.items() if key in by_key}
 
     def published(self) -> None:
@@ -115,6 +116,10 @@ class TensorBundleExporter(Exporter):
         lines = [f"model_checkpoint_path: {_quoted(self.name)}"]
         lines += [f"all_model_checkpoint_paths: {_quoted(name)}" for name in (*every, self.name)]
         replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _unchecked(tensor: ForeignTensor) -> ForeignTensor:
+    return tensor.unchecked() if isinstance(tensor, BundleTensor) else tensor
 
 
 def _reason(tensor: ExportTensor) -> str:
@@ -248,13 +253,13 @@ def _entry(number: int, shape: Sequence[int], start: int, nbytes: int, crc: int)
     return made + pack_varint(6 << 3 | FIXED32) + masked(crc).to_bytes(4, "little")
 
 
-def _put_tensor(stream: FileStream, tensor: ExportTensor, pieces: Iterable[NDArray[Any]]) -> bytes:
+def _put_tensor(
+    stream: ExportStream, tensor: ExportTensor, pieces: Iterable[NDArray[Any]]
+) -> bytes:
     stream.pad(ALIGN_NBYTES)
     start, crc = stream.position, 0
     for piece in pieces:
-        raw = raw_bytes(piece)
-        crc = crc32c(raw, crc)
-        stream.put(raw)
+        crc = stream.put_values(raw_bytes(piece), crc32c, crc)
     quantized = str(tensor.attributes.get("tf.dtype") or "")
     number = _QUANTIZED.get(quantized, 0)
     if not number or TYPES[number].dtype != tensor.dtype:
@@ -262,7 +267,7 @@ def _put_tensor(stream: FileStream, tensor: ExportTensor, pieces: Iterable[NDArr
     return _entry(number, tensor.shape, start, stream.position - start, crc)
 
 
-def _put_strings(stream: FileStream, strings: NDArray[Any]) -> bytes:
+def _put_strings(stream: ExportStream, strings: NDArray[Any]) -> bytes:
     """Varint lengths, their checksum, the bytes. Each length is hashed as 32 bits, or as 64."""
     items = [s.encode() if isinstance(s, str) else bytes(s) for s in strings.ravel().tolist()]
     lengths = [len(item) for item in items]

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.engine import FileStream
 from ckptfmt.errors import UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
 from ckptfmt.foreign.exporters.names import joined_names
 from ckptfmt.foreign.exporters.pickle_writer import Call, Instance, Named, pack_pickle
 from ckptfmt.foreign.exporters.staging import Staging
+from ckptfmt.foreign.exporters.stream import ExportStream
 from ckptfmt.foreign.exporters.torch_layout import Layout, torch_dtype, torch_shape, write_archive
 from ckptfmt.foreign.exporters.torch_values import plain
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, boxes
@@ -130,7 +130,7 @@ class DcpExporter(Exporter):
 
 
 def _put(
-    stream: FileStream,
+    stream: ExportStream,
     name: str,
     values: tuple[tuple[slice, ...], NDArray[Any]],
     dtype: TorchDtype,

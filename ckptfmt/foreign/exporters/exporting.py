@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
-from ckptfmt.engine import Checkpoint, Reporter, Store, api, select_positions
+from ckptfmt.engine import Checkpoint, Pipeline, Reporter, Store, api, select_positions
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
 from ckptfmt.events import Event, Progress
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.conversion import listed
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
+from ckptfmt.foreign.exporters.failures import writing
 from ckptfmt.foreign.exporters.part import part_of
-from ckptfmt.foreign.exporters.staging import ReadAhead, Staging, taken, writing
+from ckptfmt.foreign.exporters.staging import Staging, recover, taken
 from ckptfmt.foreign.exporters.tree import (
+    PIECE_NBYTES,
+    Array,
+    ExportTensor,
     ExportTree,
-    digest_of,
+    digested,
+    foreign_pieces,
     tree_of_checkpoint,
     tree_of_foreign,
 )
+from ckptfmt.foreign.file_map import place_of
 from ckptfmt.foreign.opening import ForeignCheckpoint
 from ckptfmt.foreign.registry import detect_format, find_exporter, read_foreign
 from ckptfmt.foreign.stored import is_store
 from ckptfmt.reports import ConvertReport
 from ckptfmt.types import At, Select, StrPath
 
-_AHEAD_NBYTES = 64 << 20
+_READERS = 2
 
 
 def export(
@@ -49,7 +55,7 @@ def export(
 ) -> ConvertReport:
     """Write a checkpoint as a file or folder of another format: every leaf, or an error.
 
-    Values are streamed into a hidden folder beside `dst`, made durable, read back by the importer
+    Values are streamed into a hidden folder beside `dst`, made durable, found again by the importer
     of that format and compared by digest; only then `dst` appears, all at once.
 
     Args:
@@ -86,11 +92,11 @@ def export(
         tree = _tree(source, names, root)
         options = {"shard_nbytes": shard_nbytes, "like": os.fspath(like) if like else ""}
         plan, skipped = _plan(exporter, tree, options, allow_partial=allow_partial)
-        with Staging(exporter.parent) as staging:
-            with Reporter(progress, "export", plan.nbytes) as reporter, writing(os.fspath(dst)):
+        with Staging(exporter.parent, os.fspath(dst)) as staging:
+            with Reporter(progress, "export", plan.nbytes) as reporter, writing(staging.where):
                 tree.on_progress(reporter.advance)
                 final = exporter.write(plan, staging)
-            _check(plan, exporter.read_back(plan, staging), ReadAhead(staging), progress)
+            _Comparison(plan, staging, exporter.read_back(plan, staging)).run(progress)
             if exporter.shape == "folder":
                 staging.publish_folder(exporter.name, replace=replace)
             else:
@@ -173,6 +179,8 @@ def is_foreign(path: StrPath) -> bool:
 
 def _check_free(exporter: Exporter, *, replace: bool) -> None:
     """Before hours of work: the name is free, or what has it may be replaced."""
+    if exporter.shape == "folder":
+        recover(exporter.path)
     there = [path for path in exporter.targets() if os.path.lexists(path)]
     if not there:
         return
@@ -210,32 +218,63 @@ def _check_complete(plan: ExportPlan, file_format: str, *, allow_partial: bool) 
         )
 
 
-def _check(
-    plan: ExportPlan,
-    found: Mapping[str, ForeignTensor],
-    ahead: ReadAhead,
-    progress: Progress,
-) -> None:
-    """Compare what the written file says with what the source held."""
-    done, total = 0, plan.nbytes
-    ahead.more(_AHEAD_NBYTES)
-    for tensor in plan.tensors:
-        ahead.more(tensor.nbytes)
-        known: dict[Hashable, bytes] = {}
-        for name in tensor.names:
-            if name not in plan.names:
-                continue
-            back = found.get(name)
-            if back is None or (back.dtype, back.shape) != plan.stored(tensor):
-                raise _differs(name, plan.stored(tensor), back)
-            identity = back.identity or name
-            if identity not in known:
-                known[identity] = digest_of(back)
-            if known[identity] != tensor.digest:
-                raise _differs(name, "the values of the source", back)
-        done += tensor.nbytes
-        if callable(progress):
-            progress(Event("check", time.time(), nbytes=done, total_nbytes=total))
+class _Comparison:
+    """Compares what the written file says with what the source held.
+
+    The importer says where the values of a tensor are. What was sent to that place of the file is
+    known by its digest; all else is read from there.
+    """
+
+    def __init__(
+        self, plan: ExportPlan, staging: Staging, found: Mapping[str, ForeignTensor]
+    ) -> None:
+        self._plan, self._staging, self._found = plan, staging, found
+
+    def run(self, progress: Progress) -> None:
+        done, total = 0, self._plan.nbytes
+        with Pipeline(_READERS) as threads:
+            for nbytes in threads.map(self._compare, _neighbours(self._plan.tensors)):
+                done += nbytes
+                if callable(progress):
+                    progress(Event("check", time.time(), nbytes=done, total_nbytes=total))
+
+    def _compare(self, tensors: Sequence[ExportTensor]) -> int:
+        for tensor in tensors:
+            known: set[Hashable] = set()
+            for name in tensor.names:
+                if name not in self._plan.names:
+                    continue
+                back = self._found.get(name)
+                if back is None or (back.dtype, back.shape) != self._plan.stored(tensor):
+                    raise _differs(name, self._plan.stored(tensor), back)
+                identity = back.identity or name
+                if identity not in known and not self._has_values(tensor, back):
+                    raise _differs(name, "the values of the source", back)
+                known.add(identity)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def _has_values(self, tensor: ExportTensor, back: ForeignTensor) -> bool:
+        digests, pieces = tensor.digests, list(foreign_pieces(back))
+        return len(digests) == len(pieces) and all(map(self._is_piece, digests, pieces))
+
+    def _is_piece(self, digest: bytes, piece: Array) -> bool:
+        place = place_of(piece)
+        if place is not None and self._staging.digest(*place, piece.nbytes) == digest:
+            return True
+        return digested(piece)[1] == digest
+
+
+def _neighbours(tensors: Sequence[ExportTensor]) -> list[list[ExportTensor]]:
+    """Those that are compared together: a thread for each small one would cost more than it."""
+    made: list[list[ExportTensor]] = [[]]
+    nbytes = 0
+    for tensor in tensors:
+        if made[-1] and nbytes + tensor.nbytes > PIECE_NBYTES:
+            made.append([])
+            nbytes = 0
+        made[-1].append(tensor)
+        nbytes += tensor.nbytes
+    return made
 
 
 def _differs(name: str, expected: Any, found: ForeignTensor | None) -> CorruptError:

@@ -11,6 +11,7 @@ import numpy as np
 from ckptfmt.errors import CorruptError, MissingExtraError, NotFoundError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
+from ckptfmt.foreign.exporters.failures import library_writing
 from ckptfmt.foreign.exporters.keras_layout import (
     VARS,
     Variables,
@@ -68,7 +69,10 @@ class KerasExporter(Exporter):
     def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
         import h5py
 
-        with h5py.File(staging.path(self.name), "w") as file:
+        with (
+            library_writing("h5py", staging.folder, staging.where),
+            h5py.File(staging.path(self.name), "w") as file,
+        ):
             for group in plan.state:
                 _group(file, group)
             for tensor, pieces in plan.tree.read(plan.tensors):

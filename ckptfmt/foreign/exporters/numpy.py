@@ -58,11 +58,12 @@ class NumpyExporter(Exporter):
             archive = ZipWriter(stream)
             for tensor, pieces in plan.tree.read(plan.tensors):
                 head = _header(tensor)
-                data: Iterator[Any] = chain([head], (raw_bytes(piece) for piece in pieces))
                 if self._is_array:
-                    for part in data:
-                        stream.put(part)
+                    stream.put(head)
+                    for piece in pieces:
+                        stream.put_values(raw_bytes(piece))
                 else:
+                    data: Iterator[Any] = chain([head], map(raw_bytes, pieces))
                     archive.add(tensor.name + _SUFFIX, len(head) + tensor.nbytes, data)
             if not self._is_array:
                 archive.finish()

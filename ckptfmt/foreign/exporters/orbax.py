@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.errors import StorageError, UnsupportedError
+from ckptfmt.errors import UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, scalar_tensor
+from ckptfmt.foreign.exporters.failures import library_writing
 from ckptfmt.foreign.exporters.staging import Staging
 from ckptfmt.foreign.exporters.tree import (
     PIECE_NBYTES,
@@ -132,18 +133,11 @@ class OrbaxExporter(Exporter):
             plan.tensors.append(made)
 
     def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
-        batch = _Batch(staging)
-        try:
+        with library_writing("TensorStore", staging.folder, staging.where):
+            batch = _Batch(staging)
             for tensor, pieces in plan.tree.read(plan.tensors):
                 batch.add(plan.names[tensor.name], tensor, pieces)
             batch.commit()
-        except (ValueError, RuntimeError) as error:  # of TensorStore
-            raise StorageError(
-                "TensorStore could not write",
-                reason="export",
-                where=self.path,
-                found=str(error)[:500],
-            ) from error
         for name, document in _documents(plan).items():
             staging.put(name, json.dumps(document).encode())
         staging.sync()

@@ -200,4 +200,4 @@ def _write_file(
         stream.put(text)
         for tensor, pieces in plan.tree.read(ordered):
             for raw in packed_halves(pieces) if _BITS[tensor.dtype] == 4 else pieces:
-                stream.put(raw_bytes(raw))
+                stream.put_values(raw_bytes(raw))

@@ -6,17 +6,20 @@ folder; the next export to that place removes it.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
-from ckptfmt.engine import FileStream
-from ckptfmt.errors import CheckpointError, ExistsError, UsageError
+from ckptfmt.errors import ExistsError, UsageError
+from ckptfmt.foreign.exporters.failures import writing
+from ckptfmt.foreign.exporters.stream import ExportStream
 from ckptfmt.storage import (
     Backend,
     check_key,
-    from_write_error,
+    exchange_names,
     is_abandoned_temporary,
     open_backend,
     sync_directory,
@@ -26,25 +29,31 @@ from ckptfmt.types import Key
 
 _PREFIX = ".ckptfmt-"
 _KIND = "put"
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 class Staging:
     """A folder in the making. A context manager: leaving it removes what was not published.
 
+    Args:
+        parent: The destination's folder.
+        where: What messages call the destination.
+
     Attributes:
         folder: Its path; exporters that bring a writer of their own write there.
     """
 
-    def __init__(self, parent: str) -> None:
-        self.parent = parent
+    def __init__(self, parent: str, where: str) -> None:
+        self.parent, self.where = parent, where
         self.folder = os.path.join(parent, _PREFIX + temporary_name(_KIND))
+        self._digests: dict[str, dict[tuple[int, int], bytes]] = {}
 
     def __enter__(self) -> Staging:
         if os.path.lexists(self.parent) and not os.path.isdir(self.parent):
             raise UsageError(
                 "the destination's folder is no folder", reason="export", where=self.parent
             )
-        with writing(self.parent):
+        with writing(self.where):
             os.makedirs(self.parent, exist_ok=True)
             _remove_abandoned(self.parent)
             os.mkdir(self.folder)
@@ -57,9 +66,15 @@ class Staging:
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
-    def stream(self, name: str, nbytes: int | None = None) -> FileStream:
+    def stream(self, name: str, nbytes: int | None = None) -> ExportStream:
         """A new file in the folder, durable when it is left."""
-        return FileStream(self._backend, name, nbytes)
+        made = ExportStream(self._backend, name, nbytes, self.where)
+        self._digests[name] = made.digests
+        return made
+
+    def digest(self, path: str, offset: int, nbytes: int) -> bytes | None:
+        """The digest of values as they were sent to a file of the folder; None if it is not known."""
+        return self._digests.get(os.path.basename(path), {}).get((offset, nbytes))
 
     def put(self, name: str, data: bytes) -> None:
         """A small file, durable."""
@@ -67,13 +82,14 @@ class Staging:
             stream.put(data)
 
     def sync(self) -> None:
-        """Make durable what others wrote into the folder."""
-        names = []
-        for folder, _, files in os.walk(self.folder):
-            below = os.path.relpath(folder, self.folder)
-            inner = "" if below == "." else below.replace(os.sep, "/") + "/"
-            names += [Key(inner + name) for name in files]
-        self._backend.sync(names)
+        """Make durable what libraries wrote into the folder."""
+        with writing(self.where, storage=True):
+            names = []
+            for folder, _, files in os.walk(self.folder):
+                below = os.path.relpath(folder, self.folder)
+                inner = "" if below == "." else below.replace(os.sep, "/") + "/"
+                names += [Key(inner + name) for name in files]
+            self._backend.sync(names)
 
     def publish_files(self, names: Sequence[tuple[str, str]], *, replace: bool) -> None:
         """Give files their final names, in this order: the last one makes them a whole.
@@ -86,7 +102,7 @@ class Staging:
             ExistsError: A name is taken; none of them was given.
         """
         given: list[str] = []
-        with writing(self.parent):
+        with writing(self.where):
             if replace and len(names) > 1:
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(self.parent, names[-1][1]))
@@ -104,23 +120,15 @@ class Staging:
             sync_directory(self.parent)
 
     def publish_folder(self, final: str, *, replace: bool) -> None:
-        """Give the folder its final name."""
+        """Give the folder its final name; what had it is removed then."""
         target = os.path.join(self.parent, final)
         with suppress(OSError):
             os.rmdir(self.path("tmp"))
-        with writing(target):
+        with writing(self.where):
             if replace and os.path.lexists(target):
-                # A name that no export removes: if this process dies now, it is all that is left.
-                old = os.path.join(self.parent, f"{_PREFIX}replaced-{os.urandom(8).hex()}")
-                os.rename(target, old)
-                try:
-                    os.rename(self.folder, target)
-                except BaseException:
-                    os.rename(old, target)
-                    raise
+                _swap(self.folder, target)
                 sync_directory(self.parent)
-                _remove(old)
-                return
+                return  # the old one has our hidden name now
             try:
                 os.rename(self.folder, target)
             except OSError as error:
@@ -128,6 +136,46 @@ class Staging:
                     raise taken(target) from error
                 raise
             sync_directory(self.parent)
+
+
+def _swap(folder: str, target: str) -> None:
+    """Swap a folder with what has its final name; a file system that cannot do so at once has the
+    old one aside for a moment, from where `recover` takes it back."""
+    try:
+        exchange_names(folder, target)
+        return
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise
+    old = _aside(target)
+    os.rename(target, old)
+    try:
+        os.rename(folder, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+    os.rename(old, folder)
+
+
+def recover(target: str) -> None:
+    """Finish what an export began that was killed while it replaced this folder: take the old one
+    back, or away if the new one is there."""
+    old = _aside(target)
+    if not os.path.lexists(old):
+        return
+    with writing(target):
+        if os.path.lexists(target):
+            _remove(old)
+        else:
+            os.rename(old, target)
+        sync_directory(os.path.dirname(target))
+
+
+def _aside(target: str) -> str:
+    """The name of an old folder while it is replaced; no longer than a name may be."""
+    parent, name = os.path.split(target)
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+    return os.path.join(parent, f"{_PREFIX}replaced-{digest}")
 
 
 def _give_name(staged: str, target: str, *, replace: bool) -> None:
@@ -146,36 +194,9 @@ def _give_name(staged: str, target: str, *, replace: bool) -> None:
         os.rename(staged, target)
 
 
-class ReadAhead:
-    """Has the system read files of a folder, one after another, before they are used.
-
-    What was written directly is not in the page cache, and a map is read page by page at a third of
-    the disk's rate.
-    """
-
-    def __init__(self, staging: Staging) -> None:
-        self._files: list[tuple[str, int]] = []
-        self._done = 0
-        for folder, _, names in os.walk(staging.folder):
-            paths = [os.path.join(folder, name) for name in sorted(names)]
-            self._files += [(path, os.path.getsize(path)) for path in paths]
-
-    def more(self, nbytes: int) -> None:
-        """Read so many bytes more."""
-        while self._files and nbytes > 0 and hasattr(os, "posix_fadvise"):
-            path, size = self._files[0]
-            count = min(nbytes, size - self._done)
-            with open(path, "rb") as file:
-                os.posix_fadvise(file.fileno(), self._done, count, os.POSIX_FADV_WILLNEED)
-            nbytes, self._done = nbytes - count, self._done + count
-            if self._done == size:
-                self._files.pop(0)
-                self._done = 0
-
-
 def replace_file(path: str, data: bytes) -> None:
     """A small file anew, all at once, whether it is there or not."""
-    with Staging(os.path.dirname(path)) as staging:
+    with Staging(os.path.dirname(path), path) as staging:
         staging.put("file", data)
         staging.publish_files([("file", os.path.basename(path))], replace=True)
 
@@ -187,17 +208,6 @@ def taken(path: str) -> ExistsError:
         where=path,
         do="choose another name, or if_exists='replace' (--if-exists replace)",
     )
-
-
-@contextmanager
-def writing(where: str) -> Iterator[None]:
-    """Errors of the operating system as this package's."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise from_write_error(error, where) from error
 
 
 def _remove_abandoned(parent: str) -> None:

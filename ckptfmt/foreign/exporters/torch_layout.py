@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.engine import FileStream
 from ckptfmt.foreign.exporters.pickle_writer import Call, Named, Persistent
+from ckptfmt.foreign.exporters.stream import ExportStream
 from ckptfmt.foreign.exporters.tree import PIECE_NBYTES, ExportTensor, packed_halves, raw_bytes
 from ckptfmt.foreign.exporters.zip_writer import ALIGN_NBYTES, ZipWriter
 from ckptfmt.foreign.pytorch.dtypes import DTYPES, X2, TorchDtype
@@ -122,7 +122,7 @@ def _strides(shape: tuple[int, ...], memory_format: str) -> tuple[int, ...]:
 
 
 def write_archive(
-    stream: FileStream,
+    stream: ExportStream,
     top: str,
     pickle: bytes,
     storages: Iterable[tuple[int, Iterable[NDArray[np.uint8]]]],

@@ -1,7 +1,7 @@
 """What is exported: the leaves of a checkpoint or of a foreign file, their values in pieces.
 
-Values are digested as they are handed out, so that the file that was written can be compared with
-what the source held.
+Values are digested as they are read, so that the file that was written can be compared with what the
+source held.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from ckptfmt.foreign.opening import ForeignCheckpoint
 
 Array: TypeAlias = "NDArray[Any]"
+Piece: TypeAlias = tuple["NDArray[Any]", bytes]
+"""Values, and their digest."""
 PIECE_NBYTES = 32 << 20
 """A tensor above this is read in pieces; memory is a few of them."""
 _READ_AHEAD = 2
 """Threads that read; twice as many pieces wait."""
-_ALGORITHM = "xxh3-128"
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +50,7 @@ class ExportTensor:
         dtype: Name in our format.
         attributes: Of the first leaf.
         array: Its values, if it is none of the source's: a plain value as a tensor.
-        digest: Of its values, once they have been handed out.
+        digests: Of its values, piece by piece, once they have been handed out.
     """
 
     names: list[str]
@@ -58,7 +59,7 @@ class ExportTensor:
     shape: tuple[int, ...]
     attributes: Mapping[str, object]
     array: Array | None = None
-    digest: bytes = b""
+    digests: list[bytes] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -106,7 +107,7 @@ class ExportTree:
     metadata: Mapping[str, object]
     title: str
     root: str
-    _open: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Array]]]
+    _open: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Piece]]]
     _advance: Callable[[int], None] = field(default=lambda nbytes: None)
 
     def on_progress(self, advance: Callable[[int], None]) -> None:
@@ -124,16 +125,15 @@ class ExportTree:
         before the next tensor is asked for."""
         opened = self._open([tensor for tensor in tensors if tensor.array is None])
         for tensor in tensors:
-            pieces = next(opened) if tensor.array is None else iter([tensor.array])
+            pieces = next(opened) if tensor.array is None else iter([digested(tensor.array)])
             yield tensor, self._counted(tensor, pieces)
 
-    def _counted(self, tensor: ExportTensor, pieces: Iterator[Array]) -> Iterator[Array]:
-        digest = hasher(_ALGORITHM)
-        for piece in pieces:
-            feed(digest, piece)
+    def _counted(self, tensor: ExportTensor, pieces: Iterator[Piece]) -> Iterator[Array]:
+        tensor.digests = []
+        for piece, digest in pieces:
+            tensor.digests.append(digest)
             yield piece
             self._advance(piece.nbytes)
-        tensor.digest = digest.digest()
 
     def nested(
         self,
@@ -156,8 +156,13 @@ class Value:
     value: Any
 
 
-def feed(digest: Hasher, piece: Array) -> None:
-    """Bytes of a piece, however the tensor is cut into pieces."""
+def new_digest() -> Hasher:
+    return hasher("xxh3-128")
+
+
+def digested(piece: Array) -> Piece:
+    """A piece with the digest of its values."""
+    digest = new_digest()
     if piece.dtype.kind in "OT":
         digest.update(pack_array(piece))
     elif piece.dtype.name in ("int2", "int4"):
@@ -165,6 +170,7 @@ def feed(digest: Hasher, piece: Array) -> None:
         digest.update(raw_bytes(piece.astype(np.int8)))
     else:
         digest.update(raw_bytes(piece))
+    return piece, digest.digest()
 
 
 def raw_bytes(piece: Array) -> NDArray[np.uint8]:
@@ -185,14 +191,6 @@ def packed_halves(pieces: Iterable[Array]) -> Iterator[NDArray[np.uint8]]:
         even = raw.size - raw.size % 2
         rest = raw[even:]
         yield np.bitwise_or(raw[:even:2] & 0xF, raw[1:even:2] << 4, dtype=np.uint8)
-
-
-def digest_of(tensor: ForeignTensor) -> bytes:
-    """The digest of a tensor of a file that was written, read in pieces where it is a view."""
-    digest = hasher(_ALGORITHM)
-    for piece in foreign_pieces(tensor):
-        feed(digest, piece)
-    return digest.digest()
 
 
 def foreign_pieces(tensor: ForeignTensor) -> Iterator[Array]:
@@ -266,7 +264,10 @@ def tree_of_checkpoint(checkpoint: Checkpoint, root: str) -> ExportTree:
     """The leaves of a checkpoint; every byte of them is checked when it is read."""
     source = CheckpointSource(checkpoint)
 
-    def read(task: _Task) -> list[Array]:
+    def read(task: _Task) -> list[Piece]:
+        return [digested(piece) for piece in values(task)]
+
+    def values(task: _Task) -> list[Array]:
         if task.box is None:
             rows = [tensor.row for tensor in task.tensors]
             found = source.tensors(rows, mode="auto", verify=True, progress=False)
@@ -275,7 +276,7 @@ def tree_of_checkpoint(checkpoint: Checkpoint, root: str) -> ExportTree:
         extent = tuple(side.stop - side.start for side in task.box)
         return source.boxes([(task.tensors[0].row, (origin, extent))], verify=True)
 
-    def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Array]]:
+    def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Piece]]:
         tasks = _tasks(tensors)
         # A few tasks are read ahead, while the pieces before them are written.
         with Pipeline(_READ_AHEAD) as threads:
@@ -299,9 +300,10 @@ def tree_of_foreign(foreign: ForeignCheckpoint, root: str) -> ExportTree:
     source = TreeSource(foreign)
     by_row = {leaf.tensor: found for leaf, found in source.tensor_leaves()}
 
-    def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Array]]:
+    def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Piece]]:
         for tensor in tensors:
-            yield foreign_pieces(by_row[tensor.row].keep)  # type: ignore[arg-type]
+            found: ForeignTensor = by_row[tensor.row].keep  # type: ignore[assignment]
+            yield map(digested, foreign_pieces(found))
 
     return _made(
         source.leaves(None),
@@ -322,7 +324,7 @@ def _made(
     root: str,
     title: str,
     metadata: Mapping[str, object],
-    open_: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Array]]],
+    open_: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Piece]]],
 ) -> ExportTree:
     prefix = f"{root}/" if root else ""
     below = [

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ckptfmt.engine import FileStream
+from ckptfmt.foreign.exporters.stream import ExportStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ _END = struct.Struct("<4s4H2LH")
 class ZipWriter:
     """Entries one after another to a stream, from where it is; `finish` writes the directory."""
 
-    def __init__(self, stream: FileStream) -> None:
+    def __init__(self, stream: ExportStream) -> None:
         self._stream, self._base = stream, stream.position
         self._central: list[bytes] = []
 
@@ -56,8 +56,11 @@ class ZipWriter:
         stream.put(text + extra)
         crc, start = 0, stream.position
         for piece in pieces:
-            stream.put(piece)
-            crc = zlib.crc32(memoryview(piece), crc)  # type: ignore[arg-type]
+            if isinstance(piece, bytes):
+                stream.put(piece)
+                crc = zlib.crc32(piece, crc)
+            else:
+                crc = stream.put_values(piece, zlib.crc32, crc)
         assert stream.position - start == nbytes
         stream.put(struct.pack("<4sL2Q" if large else "<4s3L", b"PK\7\10", crc, nbytes, nbytes))
         self._central.append(_central(text, crc, nbytes, header))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -78,29 +77,6 @@ def test_a_folder_of_something_else_is_never_replaced(store: Path, tmp_path: Pat
     with pytest.raises(UsageError, match="no export of this format"):
         ckptfmt.export(store, folder, target_format="safetensors", if_exists="replace")
     assert names_in(folder) == ["chapter.tex"]
-
-
-def test_a_folder_that_is_replaced_is_never_taken_for_rubbish(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "out" / "m"
-    ckptfmt.export(store, target, target_format="safetensors")
-    rename, calls = os.rename, list[str]()
-
-    def die(source: str, destination: str) -> None:
-        calls.append(destination)
-        if len(calls) > 1:  # and nothing is put back, as if the process had died
-            raise KeyboardInterrupt
-        rename(source, destination)
-
-    monkeypatch.setattr("ckptfmt.foreign.exporters.staging.os.rename", die)
-    with pytest.raises(KeyboardInterrupt):
-        ckptfmt.export(store, target, target_format="safetensors", if_exists="replace")
-    monkeypatch.undo()
-    ckptfmt.export(store, tmp_path / "out" / "x.pt")
-    (left,) = [name for name in names_in(tmp_path / "out") if name != "x.pt"]
-    assert left.startswith(".ckptfmt-replaced-")
-    assert ckptfmt.open_foreign(tmp_path / "out" / left)["epoch"] == 3
 
 
 def test_a_destination_that_appears_meanwhile_is_not_overwritten(
