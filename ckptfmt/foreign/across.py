@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ckptfmt.engine import Checkpoint, LiveModel, Store, TensorSource
 
-_SEED = re.compile(r"(^|/)seed_generator/state$")
+_OWN = re.compile(r"(^|/)(seed_generator/state|states(/\d+)+)$")
 _DEFAULTS = {"torch": ("Keras", 1e-3), "keras": ("PyTorch", 1e-5)}
 """Framework of the target -> the other one, and the epsilon of its normalization layers."""
 
@@ -86,7 +86,7 @@ def translate(
     of_models = [_rule_of(model, given) for model in models]
     live = _live_leaves(like)
     rules.append(_optimizers(live, frameworks == {"torch"}, of_models))
-    rules += [*of_models, _Seeds(live if frameworks == {"keras"} else {})]
+    rules += [*of_models, _KerasOwn(live if frameworks == {"keras"} else {})]
     read = read_source(source)
     mapped = map_tree(read.tree, read.columns, rules)
     lost = {n: why for n, why in mapped.tree.skipped.items() if n not in read.tree.skipped}
@@ -119,11 +119,11 @@ def _moved(old: str, new: str) -> Rule:
     return Rename(Pattern(rf"^{re.escape(old)}(?=/|\.|$)", to))
 
 
-class _Seeds(Rule):
-    """Seeds of Keras's dropout, which PyTorch has none of: left behind, or those that the target
-    has already."""
+class _KerasOwn(Rule):
+    """Seeds of Keras's dropout and states of its stateful RNNs, which PyTorch has none of: left
+    behind, or those that the target has already."""
 
-    text = "seed generators"
+    text = "seed generators and RNN states"
     must_touch = False
 
     def __init__(self, live: Leaves) -> None:
@@ -132,12 +132,12 @@ class _Seeds(Rule):
     def apply(self, leaves: Leaves) -> Table:
         table = Table(self.text)
         for name, leaf in leaves.items():
-            if _SEED.search(name):
+            if _OWN.search(name):
                 table.change({name: leaf}, {})
             else:
                 table.keep(name, leaf)
         for name, leaf in self._live.items():
-            if leaf.tensor is not None and _SEED.search(name):
+            if leaf.tensor is not None and _OWN.search(name):
                 table.keep(name, leaf)
         return table
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
-from ckptfmt.errors import UnsupportedError, UsageError, warn
+from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow import composites
 from ckptfmt.tensorflow.building import BUILD, build_configs
@@ -34,6 +34,7 @@ from ckptfmt.tensorflow.tensors import (
     is_variable,
     make_like,
     raw_variable,
+    refuse_graph,
     source_of,
     stored_tensor,
 )
@@ -112,14 +113,11 @@ class TensorFlowAdapter:
         return Captured(nest(pairs, name), attributes)
 
     def target(self, obj: Any, name: str, peers: Peers) -> Target | None:
-        if not tf.executing_eagerly():
-            raise UsageError(
-                "nothing is restored while a tf.function is traced: it would happen once, not at "
-                "each call",
-                reason="graph",
-                where=name,
-                do="restore outside of tf.function",
-            )
+        refuse_graph(
+            name,
+            "nothing is restored while a tf.function is traced: it would happen once, not at each call",
+            "restore outside of tf.function",
+        )
         if is_variable(obj):
             return VariableTarget(obj, name)
         if is_tensor(obj):

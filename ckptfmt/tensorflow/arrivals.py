@@ -22,7 +22,7 @@ from ckptfmt.tensorflow.distributed import assign_as_one
 from ckptfmt.tensorflow.hooks import Listener, listen, listen_for_children
 from ckptfmt.tensorflow.keras_objects import given_name, trust_full_name
 from ckptfmt.tensorflow.matching import absolute, match, stored_aliases, unique_full_names
-from ckptfmt.tensorflow.objects import children, empty_nodes
+from ckptfmt.tensorflow.objects import children, empty_nodes, late_method
 from ckptfmt.tensorflow.own_state import fill_late
 from ckptfmt.tensorflow.replicas import SUFFIX, fill_replicas
 from ckptfmt.tensorflow.survey import Edge, Found, Survey, take_survey
@@ -111,9 +111,9 @@ class ObjectWaiting(Waiting):
                 again, built = partial(self.raise_again, obj), partial(self._built, full, obj)
                 self.hooked(listen(obj, "build", Listener(again, built)))
             elif is_keras(obj):
-                if hasattr(obj, "_build"):  # a metric that makes its variables at its first update
+                if method := late_method(obj):
                     grown = partial(self._built, full, obj)
-                    self.hooked(listen(obj, "_build", Listener(lambda: None, grown)))
+                    self.hooked(listen(obj, method, Listener(lambda: None, grown)))
             elif hasattr(obj, "_deferred_dependencies"):
                 self.hooked(listen_for_children(obj, partial(self._given_child, full, obj)))
 

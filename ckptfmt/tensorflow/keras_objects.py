@@ -167,6 +167,7 @@ def _look_at_attributes(obj: Any, where: str) -> tuple[dict[int, Keys], list[Edg
     """Attribute keys of Keras children by identity, and edges to what Keras itself does not track."""
     attributes: dict[int, Keys] = {}
     foreign: dict[int, Edge] = {}
+    loose: dict[int, Edge] = {}
     own = {identity_of(child) for child in _own_children(obj)}
     for attribute, value in vars(obj).items():
         if attribute in _BOOKKEEPING or attribute.startswith("_self_"):
@@ -177,10 +178,16 @@ def _look_at_attributes(obj: Any, where: str) -> tuple[dict[int, Keys], list[Edg
                 foreign.setdefault(ident, Edge(keys, child))
             elif is_keras(child) or isinstance(child, keras.Variable):
                 attributes.setdefault(ident, keys)
+                if ident not in own and is_variable(child):
+                    loose.setdefault(ident, Edge(keys, child))
             elif has_own_format(child):
                 refuse_own_format(child, where)
             elif ident not in own:
                 foreign.setdefault(ident, Edge(keys, child))
+    if loose:
+        # The states of a stateful RNN: Keras hides them, and forgets them in its own files.
+        known = {identity_of(variable) for variable in obj.variables}
+        foreign |= {ident: edge for ident, edge in loose.items() if ident not in known}
     return attributes, list(foreign.values())
 
 

@@ -81,9 +81,19 @@ def _names(variables: Sequence[Any]) -> str:
     return ", ".join(names) + (f" and {len(variables) - 5} more" if len(variables) > 5 else "")
 
 
+def late_method(obj: Any) -> str:
+    """By which a metric makes variables at its first update; "" for all other objects."""
+    found = isinstance(obj, keras.metrics.Metric)
+    return next((name for name in ("_build", "build") if found and hasattr(obj, name)), "")
+
+
+def _has_more_to_make(obj: Any) -> bool:
+    return bool(late_method(obj)) and not getattr(obj, "_built", getattr(obj, "built", True))
+
+
 def empty_nodes(made: Survey) -> dict[str, Any]:
-    """What may be given variables later, by name: layers that are not built; modules, metrics, and
-    the lists and dicts of modules, without a variable so far."""
+    """What may be given variables later, by name: layers and metrics that are not built; modules,
+    metrics, and the lists and dicts of modules, without a variable so far."""
     holding = {
         "/".join(parts[:depth])
         for one in made.found
@@ -96,7 +106,8 @@ def empty_nodes(made: Survey) -> dict[str, Any]:
             if not obj.built:
                 empty[name] = obj
             continue
-        if name not in holding:
+        # Some metrics make a part of their variables at once, and the others at their first update.
+        if name not in holding or _has_more_to_make(obj):
             empty[name] = obj
         if not is_keras(obj):
             for keys, container in tracked_containers(obj):

@@ -93,9 +93,12 @@ def raw_variable(variable: Any, name: str) -> Any:
     """The tf.Variable of a Keras variable; a tf.Variable is itself.
 
     Raises:
-        UsageError: A Keras variable has no storage yet, or lives in a stateless scope.
+        UsageError: A Keras variable has no storage yet, or lives in a stateless scope; a tf.Variable
+            belongs to a graph of TensorFlow 1.
     """
     if not isinstance(variable, keras.Variable):
+        if tf.executing_eagerly() and _is_of_graph(variable):
+            raise UsageError(_OF_GRAPH, reason="graph", where=name, do=_BY_SESSION)
         return variable
     raw = getattr(variable, "_value", None)
     if raw is None:
@@ -115,6 +118,35 @@ def raw_variable(variable: Any, name: str) -> Any:
             do="set KERAS_BACKEND=tensorflow, or save its value as an array",
         )
     return raw
+
+
+_OF_GRAPH = "a variable of a graph has its value in a session"
+_BY_SESSION = "save session.run(variables); restore with session.run(variable.assign(value))"
+
+
+def _is_of_graph(variable: Any) -> bool:
+    """True for a variable that was made by `tf.compat.v1`, in a graph that a session runs."""
+    if is_sharded(variable) or isinstance(variable, tf.distribute.DistributedValues):
+        return False
+    handle = getattr(variable, "handle", None)
+    return handle is None or tf.is_symbolic_tensor(handle)
+
+
+def refuse_graph(name: str, what: str, do: str) -> None:
+    """Values are read and assigned once, by a call, not by a graph that is run later.
+
+    Raises:
+        UsageError: A tf.function is traced, or a graph of TensorFlow 1 is built.
+    """
+    if tf.executing_eagerly():
+        return
+    is_function = tf.compat.v1.get_default_graph().building_function
+    raise UsageError(
+        what if is_function else _OF_GRAPH,
+        reason="graph",
+        where=name,
+        do=do if is_function else _BY_SESSION,
+    )
 
 
 def identity_of(variable: Any) -> int:
@@ -175,13 +207,11 @@ def _refuse_special(obj: Any, name: str) -> None:
             where=name,
             do="pass group=strategy, and let every worker call",
         )
-    if not tf.executing_eagerly():
-        raise UsageError(
-            "a tensor has no value while a tf.function is traced",
-            reason="graph",
-            where=name,
-            do="save outside of tf.function",
-        )
+    refuse_graph(
+        name,
+        "a tensor has no value while a tf.function is traced",
+        "save outside of tf.function",
+    )
 
 
 def read(variable: Any) -> tf.Tensor:
@@ -220,6 +250,23 @@ def host_array(tensor: Any) -> NDArray[Any]:
     return made
 
 
+def _read_now(raw: Any, name: str) -> NDArray[Any]:
+    """A variable's values on the host.
+
+    Raises:
+        UsageError: It was never given any: TensorFlow reads an empty tensor then.
+    """
+    value = host_array(read(raw))
+    if not value.size and not is_sharded(raw) and not raw.is_initialized():
+        raise UsageError(
+            "a variable was never given a value",
+            reason="uninitialized",
+            where=name,
+            do="assign it first, or leave it out of the tree",
+        )
+    return value
+
+
 def source_of(obj: Any, name: str) -> TensorSource:
     """A tensor leaf at save. Only a variable, or the same tensor object, can be tied.
 
@@ -230,9 +277,9 @@ def source_of(obj: Any, name: str) -> TensorSource:
     if is_variable(obj):
         raw = raw_variable(obj, name)
         _refuse_special(raw, name)
-        shape = tuple(raw.shape) if raw.shape.is_fully_defined() else tuple(read(raw).shape)
+        shape = tuple(raw.shape) if raw.shape.is_fully_defined() else _read_now(raw, name).shape
         attributes: dict[str, object] = {FULL_NAME: full_name_of(obj)}
-        fetch = lambda: host_array(read(raw))  # noqa: E731
+        fetch = lambda: _read_now(raw, name)  # noqa: E731
         if is_sync_on_read(raw):
             # All workers take part in a read: now, when all of them come by, in one order.
             attributes[AGGREGATION] = raw.aggregation.name.lower()

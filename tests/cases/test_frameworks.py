@@ -213,6 +213,20 @@ def test_layers_of_other_names_are_renamed_and_another_epsilon_is_told(
         assert np.abs(k(x).numpy() - t(torch.from_numpy(x)).numpy()).max() < 1e-5
 
 
+def test_the_state_of_a_stateful_rnn_stays_behind_and_as_it_is(tmp_path: Path) -> None:
+    """PyTorch's callers have it."""
+    k, t = keras.Sequential([L.GRU(3, stateful=True, name="gru")]), N.Module()
+    t.gru = N.GRU(6, 3, batch_first=True)
+    k(np.ones((2, 5, 6), np.float32))
+    ckf.save({"model": k}, tmp_path / "k", durable=False)
+    ckt.restore({"model": t}, ckptfmt.translate(tmp_path / "k", {"model": t}))
+    before = k.layers[0].states[0].numpy().copy()
+    ckt.save({"model": t}, tmp_path / "t", durable=False)
+    ckf.restore({"model": k}, ckptfmt.translate(tmp_path / "t", {"model": k}))
+    assert before.any()
+    assert np.array_equal(k.layers[0].states[0].numpy(), before)
+
+
 def test_a_layer_that_goes_by_another_name_is_missing_not_swapped(
     nets: tuple[KerasNet, TorchNet, Any, str],
 ) -> None:

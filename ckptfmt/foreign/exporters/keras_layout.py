@@ -62,7 +62,9 @@ def layout_of(tree: ExportTree, prefix: str) -> list[Variables]:
         if not name.startswith(prefix) or not isinstance(leaf, ExportTensor):
             continue
         keys = name[len(prefix) :].split("/")
-        if "seed_generator" in keys or f"{name.partition('/')[0]}/iterations" in tree.leaves:
+        if "seed_generator" in keys or "states" in keys[-3:-1]:
+            continue  # seeds, and the states of stateful RNNs, which Keras's own files lack
+        if f"{name.partition('/')[0]}/iterations" in tree.leaves:
             continue
         made.setdefault(_path_of(keys[:-1], name), []).append(name)
     return [Variables(path, path.rpartition("/")[2], tuple(names)) for path, names in made.items()]

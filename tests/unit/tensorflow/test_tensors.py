@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 import ckptfmt
 import ckptfmt.tensorflow as ckf
@@ -184,6 +185,45 @@ def test_saving_while_a_function_is_traced_is_refused() -> None:
     step = tf.function(lambda: ADAPTER.source(variable, "w"), autograph=False)
     with pytest.raises(UsageError, match=r"while a tf\.function is traced: w"):
         step()
+
+
+def test_a_variable_without_a_value_is_refused_at_save_and_filled_at_restore(
+    tmp_path: Path,
+) -> None:
+    """TensorFlow reads an empty tensor from it."""
+    made = [
+        resource_variable_ops.UninitializedVariable(shape=s, dtype=tf.float32) for s in ([2], None)
+    ]
+    for variable in made:
+        with pytest.raises(UsageError, match="was never given a value: w"):
+            ckf.save({"w": variable}, tmp_path / "none", step=1)
+    ckf.save({"w": tf.Variable([1.0, 2.0])}, tmp_path, step=1)
+    for variable in made:
+        ckf.restore({"w": variable}, tmp_path)
+        assert variable.numpy().tolist() == [1.0, 2.0]
+    empty = tf.Variable(tf.zeros([0, 3]))
+    ckf.save({"w": empty}, tmp_path, step=2)
+
+
+def test_a_variable_of_a_graph_is_refused_in_it_and_outside_with_the_way_through_a_session(
+    tmp_path: Path,
+) -> None:
+    ckf.save({"w": tf.Variable([1.0, 2.0])}, tmp_path, step=1)
+    v1, text = tf.compat.v1, r"its value in a session: w; save session\.run"
+    with v1.Graph().as_default(), v1.Session() as session:
+        made = {"w": v1.get_variable("w", initializer=[0.0, 0.0])}
+        session.run(v1.global_variables_initializer())
+        with pytest.raises(UsageError, match=text):
+            ckf.save(made, tmp_path, step=2)
+        with pytest.raises(UsageError, match=text):
+            ckf.restore(made, tmp_path)
+        session.run(made["w"].assign(ckptfmt.load(tmp_path)["w"]))
+        ckptfmt.save(session.run(made), tmp_path, step=2)
+    assert ckptfmt.load(tmp_path)["w"].tolist() == [1.0, 2.0]
+    with pytest.raises(UsageError, match=text):
+        ckf.save(made, tmp_path, step=3)
+    with pytest.raises(UsageError, match=text):
+        ckf.restore(made, tmp_path)
 
 
 def test_dtypes_and_shapes_are_values() -> None:
