@@ -30,6 +30,8 @@ _HOMES = {
     "FileStream": "stream",
     "Fill": "fill",
     "FlatTree": "tree",
+    "Gone": "group",
+    "LOST_AFTER_S": "presence",
     "LiveModel": "live_layers",
     "Mailbox": "group",
     "MatchBy": "adapter",
@@ -41,6 +43,7 @@ _HOMES = {
     "PartsTicket": "parts",
     "PerRank": "ranks",
     "Pipeline": "pipeline",
+    "Presence": "presence",
     "Ranks": "group",
     "Repeating": "background",
     "Reporter": "progress",
@@ -105,6 +108,7 @@ _HOMES = {
     "settle": "background",
     "settle_call": "call",
     "source_of": "restore",
+    "wait_for": "group",
     "wait_until": "group",
     "whole_number": "where",
     "write_part": "parts",
@@ -113,6 +117,7 @@ _HOMES = {
 __all__ = [
     "ABSENT",
     "FRAMEWORK",
+    "LOST_AFTER_S",
     "ORDER_OPTIMIZER",
     "ORDER_RNG",
     "ORDER_TENSOR",
@@ -128,6 +133,7 @@ __all__ = [
     "FileStream",
     "Fill",
     "FlatTree",
+    "Gone",
     "LiveModel",
     "Mailbox",
     "MatchBy",
@@ -139,6 +145,7 @@ __all__ = [
     "PartsTicket",
     "PerRank",
     "Pipeline",
+    "Presence",
     "Ranks",
     "Repeating",
     "Reporter",
@@ -204,6 +211,7 @@ __all__ = [
     "settle",
     "settle_call",
     "source_of",
+    "wait_for",
     "wait_until",
     "whole_number",
     "write_part",
@@ -257,12 +265,14 @@ if TYPE_CHECKING:
     from ckptfmt.engine.file_group import FileGroup as FileGroup
     from ckptfmt.engine.fill import Fill as Fill
     from ckptfmt.engine.fill import fill_boxes as fill_boxes
+    from ckptfmt.engine.group import Gone as Gone
     from ckptfmt.engine.group import Mailbox as Mailbox
     from ckptfmt.engine.group import Meeting as Meeting
     from ckptfmt.engine.group import Ranks as Ranks
     from ckptfmt.engine.group import error_in as error_in
     from ckptfmt.engine.group import late_error as late_error
     from ckptfmt.engine.group import ranks_of as ranks_of
+    from ckptfmt.engine.group import wait_for as wait_for
     from ckptfmt.engine.group import wait_until as wait_until
     from ckptfmt.engine.group_restore import restore_in_group as restore_in_group
     from ckptfmt.engine.group_save import fail_in_group as fail_in_group
@@ -289,6 +299,8 @@ if TYPE_CHECKING:
     from ckptfmt.engine.parts import write_part as write_part
     from ckptfmt.engine.pipeline import Pipeline as Pipeline
     from ckptfmt.engine.plan import SaveOptions as SaveOptions
+    from ckptfmt.engine.presence import LOST_AFTER_S as LOST_AFTER_S
+    from ckptfmt.engine.presence import Presence as Presence
     from ckptfmt.engine.progress import Reporter as Reporter
     from ckptfmt.engine.ranks import PerRank as PerRank
     from ckptfmt.engine.ranks import per_rank as per_rank

@@ -2,7 +2,8 @@
 
 In a *round* every rank sends what it made, or its error; rank 0 makes one answer of all, or one error,
 and every rank gets it. So a rank that fails, dies or is late makes all living ranks raise, by the
-same error, and nobody waits longer than the timeout. Nothing is pickled.
+same error, and nobody waits longer than the timeout; for one that is known to be gone (`presence`), not
+even that long. Nothing is pickled.
 
 `FileGroup` meets through files in the store. Spec: 08-protocol §8.9.
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ckptfmt import errors
 from ckptfmt.errors import CheckpointError, ConflictError, UsageError
@@ -21,8 +23,19 @@ from ckptfmt.storage import Backend
 
 PAUSE_S = (0.002, 0.1)
 """Between two looks for a message: at first, and at most."""
+LOOK_S = 1.0
+"""Between two looks whether who is waited for still lives."""
 _GOOD, _BAD = b"\0", b"\1"
 _ALARM = "alarm"
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A rank that will not come: which, on which machine, and how that is known."""
+
+    rank: int
+    where: str
+    found: str
 
 
 class Mailbox(Protocol):
@@ -37,6 +50,9 @@ class Mailbox(Protocol):
 
     def tend(self) -> None:
         """Called while somebody waits."""
+
+    def gone(self, ranks: Sequence[int], waited_s: float) -> list[Gone]:
+        """Which of them will not come any more, after they have been waited for so long."""
 
     def close(self) -> None:
         """This rank is done: every message that it needed has arrived, or never will."""
@@ -53,6 +69,9 @@ class Ranks(Protocol):
 
     def beside(self, line: str) -> Ranks:
         """The same ranks, whose meetings have nothing to do with these, nor with another line's."""
+
+    def leave(self, backend: Backend, error: BaseException) -> None:
+        """This rank comes to no further meeting, of any line, and the others are to know why."""
 
 
 class Meeting:
@@ -78,7 +97,8 @@ class Meeting:
         """Send what `mine` makes; get what rank 0's `answer` makes of all, by rank.
 
         Raises:
-            ConflictError: kind `conflict-rank-late`: some rank sent nothing in time; it is named.
+            ConflictError: kind `conflict-rank-late`: some rank sent nothing in time;
+                `conflict-rank-gone`: it will not come; it is named.
                 Else the error of `answer`, or that of the lowest rank whose `mine` failed.
         """
         at, self._round = self._round, self._round + 1
@@ -91,7 +111,7 @@ class Meeting:
             self._mailbox.put(f"{at}-{self.rank}", message)
             if own is not None:  # after the message: who hears the alarm reads it at once
                 self._mailbox.put(f"{at}-{_ALARM}", b"")
-            verdict = self._receive(f"{at}-answer") if own is None else b""
+            verdict = self._receive(at) if own is None else b""
         else:
             verdict = self._answer(at, message, own, answer)
         if own is not None:
@@ -123,33 +143,69 @@ class Meeting:
         return verdict
 
     def _gather(self, at: int) -> list[bytes]:
-        keys = [f"{at}-{rank}" for rank in range(1, self.size)]
+        keys = {rank: f"{at}-{rank}" for rank in range(1, self.size)}
         alarm = f"{at}-{_ALARM}"
         if keys:
-            self._wait(lambda: self._mailbox.has(keys) or self._mailbox.has([alarm]))
-        found = [self._mailbox.get(key) for key in keys]
-        bad = [message for message in found if message is not None and message[:1] == _BAD]
+            wait_for(
+                self._mailbox, keys, self._timeout_s, or_when=lambda: self._mailbox.has([alarm])
+            )
+        found = {rank: self._mailbox.get(key) for rank, key in keys.items()}
+        there = [message for message in found.values() if message is not None]
+        bad = [message for message in there if message[:1] == _BAD]
         if bad:
             return bad
-        late = [rank for rank, message in enumerate(found, 1) if message is None]
+        late = [rank for rank, message in found.items() if message is None]
         if late:
-            _late(late, self._timeout_s)
-        return [message for message in found if message is not None]
+            raise late_error(late, self._timeout_s)
+        return there
 
-    def _receive(self, key: str) -> bytes:
+    def _receive(self, at: int) -> bytes:
         # Rank 0 may come as late as is allowed, and then waits as long for others: its verdict, which
         # names who is late, should be heard before it is taken for late itself.
-        ready = wait_until(
-            lambda: self._mailbox.has([key]), 2 * self._timeout_s + 1.0, self._mailbox.tend
-        )
-        if not ready:
-            _late([0], self._timeout_s)
+        key = f"{at}-answer"
+        if not wait_for(self._mailbox, {0: key}, 2 * self._timeout_s + 1.0):
+            error = late_error([0], self._timeout_s)
+            # Should it come after all: it need not wait for one that has given up.
+            self._mailbox.put(f"{at}-{self.rank}", _BAD + pack_error(error, self.rank))
+            self._mailbox.put(f"{at}-{_ALARM}", b"")
+            raise error
         found = self._mailbox.get(key)
         assert found is not None
         return found
 
-    def _wait(self, ready: Callable[[], bool]) -> bool:
-        return wait_until(ready, self._timeout_s, self._mailbox.tend)
+
+def wait_for(
+    mailbox: Mailbox,
+    keys: Mapping[int, str],
+    timeout_s: float,
+    *,
+    or_when: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Until each rank's message is there, or `or_when` is true; False when the time is up.
+
+    Raises:
+        ConflictError: kind `conflict-rank-gone`: one of them will not come.
+    """
+    began_s = looked_s = time.monotonic()
+    gone: list[Gone] = []
+
+    def is_over() -> bool:
+        nonlocal looked_s
+        if mailbox.has([*keys.values()]) or or_when():
+            return True
+        now_s = time.monotonic()
+        if now_s - looked_s >= LOOK_S:
+            looked_s = now_s
+            missing = [rank for rank, key in keys.items() if not mailbox.has([key])]
+            lost = mailbox.gone(missing, now_s - began_s)
+            # It may have said its last word between these two looks.
+            gone.extend(one for one in lost if not mailbox.has([keys[one.rank]]))
+        return bool(gone)
+
+    in_time = wait_until(is_over, timeout_s, mailbox.tend)
+    if gone:
+        raise gone_error(gone)
+    return in_time
 
 
 def wait_until(
@@ -167,10 +223,6 @@ def wait_until(
     return True
 
 
-def _late(ranks: Sequence[int], timeout_s: float) -> NoReturn:
-    raise late_error(ranks, timeout_s)
-
-
 def late_error(ranks: Sequence[int], timeout_s: float) -> ConflictError:
     """Some ranks did not come in time."""
     names = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
@@ -181,6 +233,19 @@ def late_error(ranks: Sequence[int], timeout_s: float) -> ConflictError:
         expected=f"all ranks to call within {timeout_s:g} s of each other",
         do="nothing was committed or restored; look whether it lives, and whether every rank of the "
         "group calls",
+    )
+
+
+def gone_error(gone: Sequence[Gone]) -> ConflictError:
+    """Some ranks will not come."""
+    more = f"; and {len(gone) - 8} more" if len(gone) > 8 else ""
+    return ConflictError(
+        "a rank of the group is gone",
+        reason="rank-gone",
+        where=", ".join(one.where for one in gone[:8]),
+        found="; ".join(one.found for one in gone[:8]) + more,
+        do="nothing was committed or restored; its own output says more. Start the job again: it goes on "
+        "from the last checkpoint",
     )
 
 

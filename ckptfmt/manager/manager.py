@@ -24,7 +24,6 @@ from ckptfmt.engine import (
     load_tree,
     named_leaves,
     parse_where,
-    ranks_of,
     ready_staging,
     restore_tree,
     save_in_background,
@@ -49,7 +48,7 @@ from ckptfmt.manager.pace import Pace, job_of_environment
 from ckptfmt.manager.preemption import Preemption
 from ckptfmt.manager.pruning import MARK
 from ckptfmt.manager.steps import Steps, leave, settle_quietly, spare_s
-from ckptfmt.manager.together import Together
+from ckptfmt.manager.together import together_of
 from ckptfmt.manager.watching import Watching
 from ckptfmt.manager.when import When, every
 from ckptfmt.reports import Rejected, RestoreReport
@@ -135,7 +134,7 @@ class Manager:
         self._pace = Pace(policy, job_of_environment(), time.monotonic())
         self._asynchronous, self._when_busy = asynchronous, when_busy
         self._tell, self._validate = teller(tuple(hooks), alarm or Alarm()), tuple(validate)
-        self._together = None if group is None else Together(self.store, ranks_of(group))
+        self._together = together_of(self.store, group, self._tell)
         self._leads = leads = self._together is None or self._together.leads
         second = as_mirror(mirror)
         self._mirror = parse_where(second.url)[0] if second else None
@@ -157,8 +156,7 @@ class Manager:
             leads=leads,
             hurry=lambda: preemption is not None and preemption.requested,
         )
-        self._abandoned = Abandoned(self.store, self._mirror)
-        self._flight = Flight()
+        self._abandoned, self._flight = Abandoned(self.store, self._mirror), Flight()
         if self._mirroring is not None:
             self._mirroring.wake()  # what an earlier run left to do
         if preemption is not None:
@@ -340,9 +338,8 @@ class Manager:
         metrics: Mapping[str, float],
         metadata: Mapping[str, Plain],
     ) -> SaveFuture | None:
-        name, together = str(step_name(step)), self._together
-        backend = self.store.backend
-        started_s = time.monotonic()
+        name, backend = str(step_name(step)), self.store.backend
+        together, started_s = self._together, time.monotonic()
         with nullcontext() if together is None else together.telling():
             request = SaveRequest(
                 name=name,
@@ -461,9 +458,14 @@ class Manager:
 
     def close(self) -> None:
         """Wait for the save in flight and the mirror, and put signal handlers back."""
+        self._close(None)
+
+    def _close(self, cause: BaseException | None) -> None:
         try:
             self.wait()
         finally:
+            if self._together is not None and isinstance(cause, Exception | KeyboardInterrupt):
+                self._together.leave(cause)
             if self._mirroring is not None:
                 self._mirroring.close(spare_s(self._preemption))
             if self._preemption is not None:
@@ -474,7 +476,7 @@ class Manager:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self.close()
+            self._close(error)
         except Exception as mine:
             if error is None:
                 raise

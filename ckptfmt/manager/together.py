@@ -17,13 +17,16 @@ from ckptfmt.engine import (
     RestoreRequest,
     Store,
     fail_in_group,
+    ranks_of,
     restore_in_group,
     source_of,
 )
 from ckptfmt.errors import ConflictError, UsageError
 from ckptfmt.format import pack_value, parse_value
+from ckptfmt.manager.aftermath import Tell, log
 from ckptfmt.manager.guard import Verdict
 from ckptfmt.reports import RestoreReport
+from ckptfmt.types import Group
 
 T = TypeVar("T")
 
@@ -49,14 +52,20 @@ class Agreed:
 class Together:
     """One rank's side. All ranks call each method, in the same order."""
 
-    def __init__(self, store: Store, ranks: Ranks) -> None:
-        self._store, self.ranks = store, ranks
+    def __init__(self, store: Store, ranks: Ranks, tell: Tell) -> None:
+        self._store, self.ranks, self._tell = store, ranks, tell
         self._beside = ranks.beside("manager")
         self.leads = ranks.rank == 0
 
     def _round(self, mine: Callable[[], bytes], answer: Callable[[list[bytes]], bytes]) -> bytes:
-        with Meeting(self._beside, self._store.backend, TIMEOUT_S) as meeting:
-            return meeting.round(mine, answer)
+        try:
+            with Meeting(self._beside, self._store.backend, TIMEOUT_S) as meeting:
+                return meeting.round(mine, answer)
+        except ConflictError as error:
+            if error.reason in ("rank-late", "rank-gone"):
+                reason = "a rank of the group is missing, so the job stands still"
+                self._tell("alarm", error=error, data={"alarm": "rank", "reason": reason})
+            raise
 
     def look(
         self,
@@ -102,6 +111,13 @@ class Together:
         self._round(mine, lambda all_: b"")
         return made[0]
 
+    def leave(self, error: BaseException) -> None:
+        """This rank's loop is over, by an error: those who wait for it hear of it at once."""
+        try:
+            self.ranks.leave(self._store.backend, error)
+        except Exception as second:
+            log.warning("the other ranks were not told that this one leaves: %s", second)
+
     def restore(
         self, target: object, checkpoint: Checkpoint, request: RestoreRequest
     ) -> RestoreReport:
@@ -127,7 +143,7 @@ class Together:
         Returns:
             None: the error is to be raised.
         """
-        if isinstance(error, ConflictError) and error.reason == "rank-late":
+        if isinstance(error, ConflictError) and error.reason in ("rank-late", "rank-gone"):
             return None  # nobody is there to be asked
         heard = isinstance(error, ConflictError) and error.reason == "rank-failed"
 
@@ -141,6 +157,11 @@ class Together:
             self._round(lambda: pack_value("heard" if heard else reason), answer)
         )
         return made
+
+
+def together_of(store: Store, group: Group, tell: Tell) -> Together | None:
+    """The managers of a caller's `group=`; None for a process alone."""
+    return None if group is None else Together(store, ranks_of(group), tell)
 
 
 def _refuse_steps(steps: Sequence[int]) -> None:

@@ -43,11 +43,16 @@ class Process:
             *(self.pid, self.start_time),
         )
 
-    def has_ended(self) -> bool:
-        """True only where it is known: the same host, boot and pid namespace, and no such process."""
-        here = _facts(os.getpid())[:3]
+    @property
+    def is_on_this_machine(self) -> bool:
+        """The kernel here knows it: the same host, boot and pid namespace."""
         facts = (self.host, self.boot_id, self.pid_namespace)
-        if None in (*facts, self.pid, self.start_time) or facts != here:
+        is_known = None not in (*facts, self.pid, self.start_time)
+        return is_known and facts == _facts(os.getpid())[:3]
+
+    def has_ended(self) -> bool:
+        """True only where it is known: on this machine, and no such process."""
+        if not self.is_on_this_machine:
             return False
         assert self.pid is not None
         return not _lives(self.pid, self.start_time)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from ckptfmt.engine import FileGroup, Mailbox, error_in, late_error, wait_until
+from ckptfmt.engine import FileGroup, Mailbox, error_in, late_error, wait_for
 from ckptfmt.errors import ConflictError, UsageError
 from ckptfmt.storage import Backend
 
@@ -103,6 +103,10 @@ class StrategyRanks:
         """The same workers; no value of theirs is read in these meetings."""
         return FileGroup(self.rank, self.size).beside(line)
 
+    def leave(self, backend: Backend, error: BaseException) -> None:
+        """This worker comes to no further meeting."""
+        FileGroup(self.rank, self.size).leave(backend, error)
+
     def meet(self, backend: Backend, timeout_s: float) -> Mailbox:
         """The next meeting; while it lasts, values may be read of all workers together."""
         mailbox = FileGroup(self.rank, self.size).meet(backend, timeout_s)
@@ -115,6 +119,7 @@ class _Together:
 
     def __init__(self, mailbox: Mailbox, ranks: StrategyRanks, timeout_s: float) -> None:
         self.get, self.has, self.tend = mailbox.get, mailbox.has, mailbox.tend
+        self.gone = mailbox.gone
         self._mailbox, self._ranks, self._timeout_s = mailbox, ranks, timeout_s
         self._points = 0
         _meetings.setdefault(ranks.strategy.extended, []).append(self)
@@ -128,18 +133,16 @@ class _Together:
         """Until all workers have come to the same point.
 
         Raises:
-            ConflictError: Another worker failed, and with what; or it does not come.
+            ConflictError: Another worker failed, and with what; or it does not come, or is gone.
         """
         point, self._points = self._points, self._points + 1
         everyone = range(self._ranks.size)
-        here = [f"point-{point}-{rank}" for rank in everyone]
+        here = {rank: f"point-{point}-{rank}" for rank in everyone}
         left = [f"left-{rank}" for rank in everyone]
         self._mailbox.put(here[self._ranks.rank], b"")
-        if wait_until(
-            lambda: self.has(here) or any(self.has([key]) for key in left),
-            self._timeout_s,
-            self.tend,
-        ) and self.has(here):
+        if wait_for(
+            self, here, self._timeout_s, or_when=lambda: any(self.has([key]) for key in left)
+        ) and self.has([*here.values()]):
             return
         for key in left:
             error = error_in(self.get(key) or b"")

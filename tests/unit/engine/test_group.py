@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt import ConflictError, FileGroup, MismatchError, Sharded, UsageError
-from ckptfmt.engine import per_rank
+from ckptfmt.engine import file_group, per_rank
 from ckptfmt.engine.arena import Arena
 from ckptfmt.engine.file_group import place_of
 from ckptfmt.engine.group import Meeting, pack_error, ranks_of, unpack_error
@@ -51,6 +54,19 @@ def check(path: Path, seed: int = 0) -> None:
     loaded = ckptfmt.load(path)
     np.testing.assert_array_equal(loaded["w"], np.random.default_rng(seed).standard_normal((10, 3)))
     assert loaded["step"] == seed
+
+
+@pytest.fixture(autouse=True)
+def _processes_end() -> Iterator[None]:
+    yield
+    end_of_processes()
+
+
+def end_of_processes() -> None:
+    """As if the processes of all ranks here had ended in order."""
+    for member in file_group._members.values():
+        member.presence.end()
+    file_group._members.clear()
 
 
 def left(path: Path) -> list[Path]:
@@ -123,6 +139,8 @@ def test_a_rank_that_does_not_come_is_named_and_nothing_is_committed(tmp_path: P
     assert found[0].kind == "conflict-rank-late"
     failures(found, ConflictError, "did not answer in time")
     assert ckptfmt.Store(tmp_path).names() == []
+    assert [p.parent.name for p in left(tmp_path) if p.name == "open"] == []
+    end_of_processes()
     assert left(tmp_path) == []
 
 
@@ -207,13 +225,14 @@ def test_files_of_an_earlier_attempt_lead_nowhere(tmp_path: Path) -> None:
         ),
         2,
     )
-    place = place_of(3, 0)
-    folder = tmp_path / "parts" / place
-    folder.mkdir(parents=True, exist_ok=True)
+    file_group._members.clear()  # as if killed
+    folder = tmp_path / "parts" / place_of(3, 0)
+    life = "0" * 32
     for rank in (1, 2):  # of another machine: nobody knows whether they live
-        hello = {"number": "0" * 32, "host": "elsewhere"}
-        (folder / f"hello-{rank}").write_text(json.dumps(hello))
-    answer = {"session": "f" * 32, "numbers": {"1": "0" * 32, "2": "0" * 32}}
+        hello = {"life": life, "host": "elsewhere", "lost_after_s": 0.001}
+        (folder / f"hello-{rank}-{life}").write_text(json.dumps(hello))
+        (folder / f"left-{rank}-{life}").write_text("{}")
+    answer = {"host": {"life": life}, "ranks": {"1": [life, None], "2": [life, {"": 7}]}}
     (folder / "answer").write_text(json.dumps(answer))
 
     def save(rank: int) -> Any:
@@ -226,7 +245,10 @@ def test_files_of_an_earlier_attempt_lead_nowhere(tmp_path: Path) -> None:
     infos = together(save, 3)
     assert [info.step for info in infos] == [4, 4, 4], infos
     check(tmp_path, 4)
-    assert left(tmp_path) == []
+    end_of_processes()
+    ckptfmt.save({}, tmp_path, step=5)  # which cleans up behind dead processes
+    sessions = {p.parent.name for p in left(tmp_path)}
+    assert all(not (tmp_path / "parts" / name / "open").exists() for name in sessions)
 
 
 def test_two_attempts_that_are_alive_do_not_meet(tmp_path: Path) -> None:
@@ -346,6 +368,9 @@ def test_whoever_hears_the_alarm_finds_the_error_at_once() -> None:
         def tend(self) -> None:
             looked.set()
 
+        def gone(self, ranks: Sequence[int], waited_s: float) -> list[Any]:
+            return []
+
         def close(self) -> None:
             gone.set()
 
@@ -375,19 +400,161 @@ def test_a_rank_that_comes_again_does_not_get_into_the_meeting_that_it_left(
         guest = FileGroup(1, 3).meet(backend, TIMEOUT_S)
         guest.put("0-1", b"all is lost")
         guest.close()
-        try:
-            came.append(FileGroup(1, 3).meet(backend, 1.0))
-        except ConflictError as error:
-            came.append(error)
+        came.append(FileGroup(1, 3).meet(backend, 1.0))
 
     thread = threading.Thread(target=come)
     thread.start()
     while thread.is_alive():
         host.tend()
         time.sleep(0.01)
+    assert host.get("0-1") == b"all is lost"
+    assert came[0].get("0-1") is None
+    came[0].put("0-1", b"and on we go")
+    assert host.get("0-1") == b"all is lost"
     host.close()
-    failures(came, ConflictError, "rank 0")
+    host = FileGroup(0, 3).meet(backend, TIMEOUT_S)
+    assert host.get("0-1") == b"and on we go"
+    host.close()
+    end_of_processes()
     assert left(tmp_path) == []
+
+
+def test_a_rank_that_is_late_hears_of_its_own_meeting_and_spoils_no_other(tmp_path: Path) -> None:
+    """However late: it comes to its first save when the others wait for it in their third."""
+    third = threading.Event()
+
+    def run(rank: int) -> list[str]:
+        found = []
+        for step in (1, 2, 3):
+            if rank == 2 and step == 1:
+                third.wait(60)
+            if rank == 0 and step == 3:
+                third.set()
+            try:
+                ckptfmt.save(
+                    tree(rank, 3, step), tmp_path, step=step, group=FileGroup(rank, 3),
+                    timeout_s=1.0 if step < 3 else TIMEOUT_S,
+                )  # fmt: skip
+                found.append("saved")
+            except ConflictError as error:
+                found.append(error.kind)
+        return found
+
+    assert together(run, 3) == [["conflict-rank-late", "conflict-rank-late", "saved"]] * 3
+    assert ckptfmt.Store(tmp_path).steps() == [3]
+    check(tmp_path, 3)
+    assert left(tmp_path) == []
+
+
+def save(path: Path, rank: int, size: int, step: int) -> Any:
+    """With a timeout that no test waits for."""
+    group = FileGroup(rank, size)
+    return ckptfmt.save(tree(rank, size, step), path, step=step, group=group, timeout_s=600.0)
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_a_rank_that_leaves_says_why_and_may_come_back(tmp_path: Path, leaver: int) -> None:
+    def run(rank: int) -> Any:
+        save(tmp_path, rank, 3, 1)
+        if rank == leaver:
+            backend = ckptfmt.Store(tmp_path).backend
+            FileGroup(rank, 3).leave(backend, ZeroDivisionError("no data"))
+            found = ""
+        else:
+            with pytest.raises(ConflictError, match="is gone") as caught:
+                save(tmp_path, rank, 3, 2)
+            assert caught.value.kind == "conflict-rank-gone"
+            found = str(caught.value)
+        return found, save(tmp_path, rank, 3, 3).step
+
+    made = together(run, 3)
+    assert [row[1] for row in made] == [3] * 3, made
+    for rank, (found, _) in enumerate(made):
+        if rank != leaver:
+            assert f"rank {leaver} (" in found
+            assert f"process {os.getpid()}" in found
+            assert "ZeroDivisionError: no data" in found
+    assert ckptfmt.Store(tmp_path).steps() == [1, 3]
+
+
+VICTIM = """
+import importlib, os, signal, sys
+import numpy as np
+import ckptfmt
+from ckptfmt.storage import process
+
+path, rank, size, how, host, lost_after_s = sys.argv[1:]
+rank, size = int(rank), int(size)
+facts = process._facts
+process._facts = lambda pid: (host or facts(pid)[0], *facts(pid)[1:])
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+def state():
+    whole = np.arange(60.0).reshape(20, 3)
+    start, stop = (20 * r // size for r in (rank, rank + 1))
+    return {"w": ckptfmt.Sharded(whole.shape, [((start, 0), whole[start:stop])])}
+group = ckptfmt.FileGroup(rank, size, lost_after_s=float(lost_after_s))
+for step in (1, 2, 3):
+    if step == 2 and how == "in a save":
+        importlib.import_module("ckptfmt.engine.group_save").write_part = die
+    elif step == 2 and how == "in training":
+        die()
+    elif step == 2:
+        1 / 0
+    ckptfmt.save(state(), path, step=step, group=group, timeout_s=600.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "how", "host"),
+    [
+        (2, "in a save", ""),
+        (0, "in training", ""),
+        (0, "in a save", ""),
+        (2, "in training", "elsewhere"),
+        (2, "by an error", "elsewhere"),
+    ],
+)
+def test_a_rank_whose_process_ends_is_named_long_before_the_time_is_up(
+    tmp_path: Path, victim: int, how: str, host: str
+) -> None:
+    """One of three is a process of its own; on another machine, where it says so."""
+    lost_after_s = 2.0 if how == "in training" else 600.0
+    args = [sys.executable, "-c", VICTIM, str(tmp_path), str(victim), "3", how, host]
+    process = subprocess.Popen([*args, str(lost_after_s)], stderr=subprocess.PIPE)
+
+    def part(rank: int) -> dict[str, Any]:
+        whole = np.arange(60.0).reshape(20, 3)
+        start, stop = (20 * r // 3 for r in (rank, rank + 1))
+        return {"w": Sharded(whole.shape, [((start, 0), whole[start:stop])])}
+
+    def run(rank: int) -> Any:
+        if rank == victim:
+            return process.communicate()[1].decode()
+        group = FileGroup(rank, 3, lost_after_s=lost_after_s)
+        for step in (1, 2):
+            ckptfmt.save(part(rank), tmp_path, step=step, group=group, timeout_s=600.0)
+        return None
+
+    found = together(run, 3)
+    said = {
+        "in a save": "its process has ended",
+        "in training": "no sign of life for" if host else "its process has ended",
+        "by an error": "ZeroDivisionError",
+    }[how]
+    for error in found[:victim] + found[victim + 1 :]:
+        assert isinstance(error, ConflictError), found
+        assert error.kind == "conflict-rank-gone"
+        assert f"rank {victim} ({host}" in str(error)
+        assert f"process {process.pid}" in str(error)
+        assert said in str(error)
+    store = ckptfmt.Store(tmp_path)
+    assert store.steps() == [1]
+    # The living ones, or the next job, go on.
+    infos = together(lambda rank: save(tmp_path, rank, 2, 4), 2)
+    assert [info.step for info in infos] == [4, 4], infos
+    check(tmp_path, 4)
+    assert store.verify().ok
 
 
 def test_every_rank_gets_the_answer_of_each_round(tmp_path: Path) -> None:

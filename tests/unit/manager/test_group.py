@@ -268,6 +268,34 @@ def test_an_error_of_one_rank_before_the_save_is_heard_by_all(tmp_path: Path) ->
     assert Store(tmp_path).steps() == [2]
 
 
+def test_an_error_in_the_loop_of_one_rank_is_heard_by_all(tmp_path: Path) -> None:
+    events: list[Any] = []
+
+    def run(rank: int) -> Any:
+        with manager(tmp_path, rank, preemption=Preemption(), hooks=[events.append]) as mine:
+            for step in range(1, 4):
+                if (rank, step) == (1, 2):
+                    raise ZeroDivisionError("bad batch")
+                mine.observe(step)
+                mine.save(state(rank, step), step=step)
+
+    found = together(run)
+    assert isinstance(found[1], ZeroDivisionError)
+    for error in (found[0], found[2]):
+        assert isinstance(error, ckptfmt.ConflictError)
+        assert error.kind == "conflict-rank-gone"
+        assert "rank 1 (" in str(error)
+        assert "ZeroDivisionError: bad batch" in str(error)
+    assert [e.data["alarm"] for e in events if e.kind == "alarm"] == ["rank"] * 2
+    assert Store(tmp_path).steps() == [1]
+    assert together(lambda rank: _once(tmp_path, rank)) == [1] * SIZE  # the next job
+
+
+def _once(path: Path, rank: int) -> int:
+    with manager(path, rank) as mine:
+        return mine.restore(state(rank, 0)).step
+
+
 def _preempted(path: Path, rank: int, out: Any) -> None:
     """A rank as a process: saves in the background; the second is told to go."""
     preemption = Preemption(exit_code=17)
