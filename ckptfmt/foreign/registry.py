@@ -6,7 +6,13 @@ import importlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptfmt.errors import MissingExtraError, NotFoundError, UnsupportedError, UsageError
+from ckptfmt.errors import (
+    CheckpointError,
+    MissingExtraError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 from ckptfmt.foreign.base import ForeignTree, Importer
 from ckptfmt.types import StrPath
 
@@ -51,6 +57,7 @@ IMPORTERS: dict[str, ImporterRow] = {
 }
 
 ENTRY_POINTS = "ckptfmt.converters"
+_HEAD_NBYTES, _LISTED_MAX = 16, 6
 
 
 def importer_names() -> list[str]:
@@ -133,9 +140,38 @@ def find_importer(path: str, source_format: str | None) -> tuple[str, Importer]:
             reason="foreign-format",
             where=path,
             expected=f"one of {', '.join(importer_names())}",
-            do="name the format (--from, source_format=)",
+            found=_described(path),
+            do="give the file or folder itself, or name its format (--from, source_format=)",
         )
     return name, get_importer(name)
+
+
+def _described(path: str) -> str:
+    """What a file or folder is that no importer knows."""
+    from ckptfmt.foreign.zip_archive import MAGIC, ZipArchive
+
+    try:
+        if os.path.isdir(path):
+            return f"a folder with {_some(sorted(os.listdir(path)))}"
+        if not os.path.isfile(path):
+            return "no regular file"
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_NBYTES)
+        if head.startswith(MAGIC):
+            entries = ZipArchive(os.path.realpath(path), os.path.basename(path), "zip").entries
+            return f"a ZIP archive with {_some(list(entries))}"
+    except CheckpointError as error:
+        return f"a ZIP archive: {error.what}"
+    except OSError as error:
+        return f"what cannot be read: {error.strerror}"
+    size = os.path.getsize(path)
+    return f"a file of {size:,} bytes that begins with {head!a}" if head else "an empty file"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(ascii(name)[1:-1][:80] for name in names[:_LISTED_MAX])
+    more = len(names) - _LISTED_MAX
+    return (shown or "nothing in it") + (f" and {more:,} more" if more > 0 else "")
 
 
 def read_foreign(path: StrPath, *, source_format: str | None = None) -> ForeignTree:

@@ -27,6 +27,8 @@ from ckptfmt.foreign.safetensors_header import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ckptfmt.foreign.streaming import BoxReader
+
 FORMAT = "safetensors"
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -121,9 +123,33 @@ def tensors_of(entries: list[Entry], data: mmap.mmap, where: str) -> list[Foreig
                 where=at,
                 fetch=fetch,
                 must_check=dtype == "bool" or bits == 6,
+                box=_box(data, entry) if bits == 4 and entry.stop > entry.start else None,
             )
         )
     return made
+
+
+def _halves(raw: NDArray[Any]) -> NDArray[Any]:
+    """Two elements a byte, the first in the low bits, as torch.float4_e2m1fn_x2 has them."""
+    import numpy as np
+
+    return np.stack([raw & 0xF, raw >> 4], axis=-1).reshape(-1)
+
+
+def _box(data: mmap.mmap, entry: Entry) -> BoxReader:
+    """Reads a box of elements of half a byte, of which `fetch` makes bytes."""
+    import ml_dtypes
+
+    from ckptfmt.foreign.flat import box_of_runs
+
+    dtype = getattr(ml_dtypes, DTYPES[entry.dtype][0])
+
+    def run(first: int, last: int) -> NDArray[Any]:
+        begin = first // 2
+        raw = view(data, entry.start + begin, -(-last // 2) - begin)
+        return _halves(raw)[first - 2 * begin : last - 2 * begin].view(dtype)
+
+    return box_of_runs(entry.shape, run)
 
 
 def _fetch(data: mmap.mmap, entry: Entry, where: str) -> NDArray[Any]:
@@ -143,8 +169,7 @@ def _fetch(data: mmap.mmap, entry: Entry, where: str) -> NDArray[Any]:
         )
     raw = view(data, entry.start, entry.stop - entry.start)
     if bits == 4:
-        # Two elements a byte, the first in the low bits, as torch.float4_e2m1fn_x2 has them.
-        raw = np.stack([raw & 0xF, raw >> 4], axis=-1).reshape(-1)
+        raw = _halves(raw)
     elif name == "bool" and raw.size and raw.max() > 1:
         at = int(np.argmax(raw > 1))
         raise CorruptError(

@@ -214,9 +214,9 @@ class ZipArchive:
         if entry.nbytes > nbytes_max:
             raise self.corrupt("an entry is too long", "limit", entry.name, f"{entry.nbytes} bytes")
         start = self.start_of(entry)
-        raw = self.data[start : start + entry.stored]
         if entry.method == _STORED:
-            return raw
+            return self.data[start : start + entry.stored]
+        raw = memoryview(self.data)[start : start + entry.stored]
         inflater = zlib.decompressobj(-15)
         try:
             made = inflater.decompress(raw, entry.nbytes + 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.hdf5.cursor import UNDEFINED, File, corrupt
 from ckptfmt.foreign.hdf5.messages import DEFLATE, FLETCHER, SHUFFLE
 from ckptfmt.foreign.hdf5.objects import tree_entries
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 CHUNK_NBYTES_MAX = 1 << 30
 _RATIO_MAX = 1032
+_KEPT_NBYTES_MIN = 4 << 20
 _CHUNKS_MAX = 1 << 22
 
 
@@ -100,11 +102,25 @@ class Chunks:
             low, high = max(begin, side.start), min(begin + c, side.stop)
             source.append(slice(low - begin, high - begin))
             target.append(slice(low - side.start, high - side.start))
-        data = np.frombuffer(self._undone(place), made.dtype).reshape(self.chunk)
+        data = self._bytes(place).view(made.dtype).reshape(self.chunk)
         made[tuple(target)] = data[tuple(source)]
 
+    def _bytes(self, place: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The bytes of a chunk. One that no filter has to undo is a view of the file; a large one
+        that was undone is kept until another is, for it is read in parts."""
+        address, size, _ = self._places[place]
+        if not self.filters:
+            return view(self.file.data, self.file.start + address, size)
+        if self.nbytes < _KEPT_NBYTES_MIN:
+            return np.frombuffer(self._undone(place), np.uint8)
+        file, key = self.file, (address, size)
+        if file.kept is None or file.kept[0] != key:
+            file.kept = None
+            file.kept = key, self._undone(place)
+        return np.frombuffer(file.kept[1], np.uint8)
+
     def _undone(self, place: tuple[int, ...]) -> bytes:
-        """The bytes of a chunk."""
+        """The bytes of a chunk behind its filters."""
         address, size, mask = self._places[place]
         data = self.file.bytes(address, size, "chunk")
         for number in reversed(range(len(self.filters))):

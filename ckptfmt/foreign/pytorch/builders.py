@@ -141,7 +141,9 @@ class Rebuild:
 
         stored = np.ascontiguousarray(values.astype(numpy_of(found.stored)))
         raw: NDArray[np.uint8] = stored.reshape(-1).view(np.uint8)
-        storage = Storage(("numpy", id(array)), found, raw.nbytes, "an array", raw=lambda: raw)
+        storage = Storage(
+            ("numpy", id(array)), found, raw.nbytes, "an array", raw=lambda at, n: raw[at : at + n]
+        )
         strides = tuple(n // found.itemsize for n in stored.strides)
         made = Strided(storage, found, 0, stored.shape, strides)
         return self.counted(_with(made, requires_grad, None))

@@ -71,6 +71,6 @@ def _place(storages: StorageTable, keys: Any, rest: tuple[Any, int, int], where:
             raise corrupt("a storage has another length", "storages", storage.where, numel)
         if at + storage.nbytes > stop:
             raise corrupt("the file is cut off", "truncated", storage.where)
-        storage.raw = mapped(data, at, storage.nbytes)
+        storage.raw = mapped(data, at)
         storage.where = f"{storage.where} [{at}:{at + storage.nbytes})"
         at += storage.nbytes

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Raw = Callable[[], "NDArray[np.uint8]"]
+Raw = Callable[[int, int], "NDArray[np.uint8]"]
+"""Bytes of a storage: (start, how many)."""
 
 
-def _unplaced() -> NDArray[np.uint8]:
+def _unplaced(start: int, nbytes: int) -> NDArray[np.uint8]:
     raise InternalError("a storage without a place was read", reason="foreign-storage")
 
 
@@ -35,9 +36,10 @@ class Storage(Node):
         nbytes: Of this storage or part.
         where: File, and entry or range.
         start: Byte of the storage where this part begins.
-        raw: All bytes of the storage, unchecked.
+        raw: Reads bytes of the storage, unchecked.
         swapped: Whether its components have the other byte order than the format's little one.
         is_untyped: It has no dtype of its own.
+        is_inflated: Its bytes are read as a stream, best in their order.
     """
 
     key: object
@@ -48,15 +50,18 @@ class Storage(Node):
     raw: Raw = _unplaced
     swapped: bool = False
     is_untyped: bool = False
+    is_inflated: bool = False
 
-    def bytes_of(self) -> NDArray[np.uint8]:
-        return self.raw()[self.start : self.start + self.nbytes]
+    def bytes_of(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes of this part; the caller has checked the range."""
+        return self.raw(self.start + start, nbytes)
 
     def part(self, start: int, nbytes: int) -> Storage:
         """A storage that is a view of this one; the caller has checked the range."""
         made = Storage(self.key, self.dtype, nbytes, self.where, self.start + start)
         # Its bytes are the whole's, also where they are placed later.
-        made.raw, made.swapped = (lambda: self.raw()), self.swapped
+        made.raw, made.swapped = (lambda at, n: self.raw(at, n)), self.swapped
+        made.is_inflated = self.is_inflated
         return made
 
     def carry(self, maker: TreeMaker, name: str) -> Any:
@@ -67,6 +72,6 @@ class Storage(Node):
         return Strided(self, self.dtype, 0, (numel,), (1,)).carry(maker, name)
 
 
-def mapped(data: bytes | mmap.mmap, start: int, nbytes: int) -> Raw:
-    """Bytes of a mapped file, without a copy."""
-    return lambda: view(data, start, nbytes)
+def mapped(data: bytes | mmap.mmap, start: int) -> Raw:
+    """A storage in a mapped file, without a copy."""
+    return lambda at, nbytes: view(data, start + at, nbytes)

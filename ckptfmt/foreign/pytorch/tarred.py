@@ -110,7 +110,7 @@ def _read_storages(machine: PickleMachine, objects: dict[int, Any]) -> None:
         machine.skip(numel * dtype.itemsize)
         nbytes = numel * dtype.itemsize
         where = f"{machine.where}, storage {typed(key, int)}"
-        raw = mapped(machine.data, at + 8, nbytes)
+        raw = mapped(machine.data, at + 8)
         objects[key] = Storage((machine.where, key), dtype, nbytes, where, raw=raw)
     for view in typed(machine.load(), list, tuple):
         target, root, offset, numel = (typed(n, int) for n in view)

@@ -129,7 +129,7 @@ class Strided(Node):
         )
 
     def _box(self) -> BoxReader | None:
-        """Reads a box where `fetch` would make a copy of all; inflated storages are in memory."""
+        """Reads a box where `fetch` would make a copy of all."""
         dtype = self.dtype
         if dtype.packed > 1 and dtype.name != X2:
             return None
@@ -139,6 +139,7 @@ class Strided(Node):
             or self.conj
             or self.neg
             or (self.storage.swapped and dtype.component > 1)
+            or self.storage.is_inflated
             or dtype.stored == "bool"
             or dtype.name in NARROW
         )
@@ -163,22 +164,19 @@ class Strided(Node):
         dtype = self.dtype
         if math.prod(self.shape) == 0:
             return np.empty(self.stored_shape, numpy_of(dtype.stored))
-        raw = self.storage.bytes_of()
         if dtype.packed > 1 and dtype.name != X2:
-            return self._unpacked(raw)
+            return self._unpacked(self.storage.bytes_of(0, self.logical_nbytes))
         # Elements as plain words: every pattern of bits stays as it is.
         element = word(dtype.itemsize)
         strides = [n * dtype.itemsize for n in self.strides]
+        span = sum((n - 1) * s for n, s in zip(self.shape, strides, strict=True)) + dtype.itemsize
+        raw = self.storage.bytes_of(self.offset * dtype.itemsize, span)
         array: NDArray[Any]
         if self.is_contiguous:
-            start = self.offset * dtype.itemsize
-            flat = raw[start : start + math.prod(self.shape) * dtype.itemsize]
-            array = flat.view(element).reshape(self.shape)
+            array = raw.view(element).reshape(self.shape)
         else:
             # NumPy checks once more that nothing lies outside the buffer.
-            array = gathered(
-                np.ndarray(self.shape, element, raw, self.offset * dtype.itemsize, strides)
-            )
+            array = gathered(np.ndarray(self.shape, element, raw, 0, strides))
         if self.storage.swapped and dtype.component > 1:
             array = _words(array, dtype).byteswap().view(element).reshape(self.shape)
         if self.conj or self.neg:
@@ -226,7 +224,7 @@ class Strided(Node):
         found = dtype_named(self.dtype.stored)
         assert found is not None
         nbytes = self.logical_nbytes
-        data = raw[:nbytes].copy()
+        data = raw.copy()
         spare = 8 * nbytes - math.prod(self.shape) * found.bits
         if spare:
             # What lies behind the last element is no part of the value.

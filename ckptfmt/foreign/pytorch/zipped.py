@@ -9,9 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ckptfmt.foreign.base import ForeignTree
+from ckptfmt.foreign.inflating import Inflater
 from ckptfmt.foreign.pickle_machine import PICKLE_NBYTES_MAX, PickleMachine, illegal
 from ckptfmt.foreign.pytorch.dtypes import TorchDtype
 from ckptfmt.foreign.pytorch.reading import REASON, StorageTable, corrupt, finish, machine_for
@@ -19,7 +18,7 @@ from ckptfmt.foreign.pytorch.storages import Raw, Storage, mapped
 from ckptfmt.foreign.zip_archive import ZipArchive, ZipEntry
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 PICKLE = "data.pkl"
 _WORD_NBYTES_MAX = 64
@@ -66,10 +65,11 @@ class TorchArchive:
         if entry.nbytes != nbytes:
             raise illegal(f"storage {key[:80]} has {entry.nbytes} bytes, not {nbytes}")
         raw: Raw
-        if self.zip.is_stored(entry):
-            raw = mapped(self.zip.data, self.zip.start_of(entry), nbytes)
+        is_stored = self.zip.is_stored(entry)
+        if is_stored:
+            raw = mapped(self.zip.data, self.zip.start_of(entry))
         else:
-            raw = partial(self._inflated, entry)
+            raw = Inflater(self.zip, entry).read
         where = f"{self.where}, entry {ascii(entry.name)[1:201].rstrip(chr(39))}"
         return Storage(
             (self.where, entry.name),
@@ -79,10 +79,8 @@ class TorchArchive:
             raw=raw,
             swapped=self.is_swapped,
             is_untyped=is_untyped,
+            is_inflated=not is_stored,
         )
-
-    def _inflated(self, entry: ZipEntry) -> NDArray[np.uint8]:
-        return np.frombuffer(self.zip.read(entry), np.uint8)
 
 
 def folder_of(entries: dict[str, ZipEntry]) -> str | None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import ckptfmt
-from ckptfmt.foreign import ForeignTensor, read_foreign, streaming
+from ckptfmt.foreign import ForeignTensor, importer_names, read_foreign, streaming
+from ckptfmt.foreign.hdf5 import chunks
+from ckptfmt.foreign.inflating import Inflater
+from ckptfmt.foreign.registry import get_importer
 from ckptfmt.foreign.streaming import PackedStream, Window, boxes_of
 from ckptfmt.format import dtype_named, numpy_dtype, pack_array
 
@@ -53,6 +59,8 @@ def test_any_range_of_the_packed_bytes_is_that_of_the_whole(
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Everything is streamed, in pieces of 64 bytes; nothing that has boxes is fetched whole."""
+    for name in importer_names():
+        get_importer(name)  # imported now, with the bound as it is
     monkeypatch.setattr(streaming, "STREAMED_NBYTES_MIN", 1)
     monkeypatch.setattr(streaming, "_PIECE_NBYTES", 64)
     streamed: list[str] = []
@@ -120,3 +128,74 @@ def test_every_box_of_a_foreign_tensor_is_a_part_of_it(tmp_path: Path) -> None:
     assert gathered.box is not None
     for box in [(slice(1, 4), slice(0, 8)), (slice(0, 9), slice(7, 8))]:
         assert gathered.box(box).tobytes() == gathered.fetch()[box].tobytes()
+
+
+def test_deflated_storages_are_inflated_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of torch that somebody packed again: none of its entries is in memory whole."""
+    long = torch.arange(9 << 20, dtype=torch.int64) % 100
+    torch.save({"a": long[1000:], "b": long[:1000]}, tmp_path / "a.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "a.pt") as stored,
+        zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
+    ):
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    parts: list[int] = []
+    read = Inflater.read
+
+    def counted(self: Inflater, start: int, nbytes: int) -> Any:
+        parts.append(nbytes)
+        return read(self, start, nbytes)
+
+    monkeypatch.setattr(Inflater, "read", counted)
+    ckptfmt.convert(tmp_path / "b.pt", tmp_path / "s", durable=False)
+    assert max(parts) == 16 << 20  # of 72 MiB
+    found = ckptfmt.load(tmp_path / "s")
+    assert np.array_equal(found["a"], long[1000:].numpy())
+    assert np.array_equal(found["b"], long[:1000].numpy())
+
+
+def test_elements_of_half_a_byte_are_unpacked_in_parts(
+    tmp_path: Path, small_pieces: list[str]
+) -> None:
+    raw = np.random.default_rng(0).integers(0, 256, 70, np.uint8)
+    header = json.dumps({"w": {"dtype": "F4", "shape": [7, 20], "data_offsets": [0, 70]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw.tobytes())
+    tensor = read_foreign(path).tensors["w"]
+    want = np.stack([raw & 15, raw >> 4], axis=-1).reshape(7, 20)
+    assert tensor.box is not None
+    for box in [(slice(1, 4), slice(3, 18)), (slice(0, 7), slice(19, 20)), (slice(2, 3),) * 2]:
+        assert tensor.box(box).view(np.uint8).tolist() == want[box].tolist()
+    ckptfmt.convert(path, tmp_path / "s", durable=False)
+    assert small_pieces
+    assert ckptfmt.load(tmp_path / "s")["w"].view(np.uint8).tolist() == want.tolist()
+
+
+def test_a_large_chunk_of_hdf5_is_undone_once_while_it_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_pieces: list[str]
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    values = np.random.default_rng(0).integers(0, 9, (40, 50))
+    with h5py.File(tmp_path / "x.h5", "w", libver="earliest") as file:
+        for name, more in (("gzip", {"compression": "gzip", "shuffle": True}), ("raw", {})):
+            file.create_dataset(name, data=values, chunks=(20, 50), **more)
+    undone: list[tuple[int, ...]] = []
+    undo = chunks.Chunks._undone
+
+    def counted(self: chunks.Chunks, place: tuple[int, ...]) -> bytes:
+        undone.append(place)
+        return undo(self, place)
+
+    monkeypatch.setattr(chunks.Chunks, "_undone", counted)
+    monkeypatch.setattr(chunks, "_KEPT_NBYTES_MIN", 1)
+    ckptfmt.convert(tmp_path / "x.h5", tmp_path / "s", durable=False)
+    found = ckptfmt.load(tmp_path / "s")
+    assert np.array_equal(found["gzip"], values)
+    assert np.array_equal(found["raw"], values)
+    assert len(small_pieces) > 2
+    # To be hashed, to be written, and to be compared; the raw ones never.
+    assert set(undone) == {(0, 0), (1, 0)}
+    assert len(undone) <= 6

@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckptfmt import CorruptError, UnsupportedError
+from ckptfmt.foreign.inflating import Inflater
 from ckptfmt.foreign.zip_archive import ZipArchive
 
 Pack = Callable[..., Path]
@@ -161,3 +163,15 @@ def test_a_directory_of_too_many_entries_is_refused(pack: Pack) -> None:
     path.write_bytes(data)
     with pytest.raises(CorruptError, match="too many entries"):
         opened(path)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1000, 4 << 20])
+def test_the_checksum_is_compared_when_a_stream_has_given_all_its_bytes(
+    pack: Pack, nbytes: int
+) -> None:
+    """Also where they all come before the stream's end is read."""
+    archive = opened(pack({"a": bytes(nbytes)}, deflated=True))
+    entry = archive.entries["a"]
+    assert Inflater(archive, entry).read(0, nbytes).size == nbytes
+    with pytest.raises(CorruptError, match="not what its header says"):
+        Inflater(archive, replace(entry, crc=entry.crc ^ 1)).read(0, nbytes)
