@@ -6,8 +6,12 @@ A simulation: no store and no clock takes part. Failures come from traces (expon
 with infant mortality); a save costs its stall, and is worth something only once it is durable. Waste
 is the time spent in saves and the work done twice, over the work to be done; what a restart itself
 takes is left out, for no interval changes it. `young_daly` sees what a manager sees: costs as they
-are measured, each by its running mean (`Pace`), never the failures. The fixed intervals run on the
-same traces; the one with the least waste over all of them is chosen afterwards.
+are measured, each by its running mean (`Pace`), never the failures; it is asked at every save. The
+fixed intervals run on the same traces; the one with the least waste over all of them is chosen
+afterwards. They ask nobody, so that what lies between two failures is one search in the sum of costs.
+
+The choice in hindsight also chooses the luck: of 180 failures the best of 13 intervals is some
+percent below what it would waste on other traces, of 1,000 and more it is not.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import report
 
 from ckptfmt.manager.pace import Pace
@@ -77,16 +82,39 @@ SCENARIOS = (
 )
 
 
-def waste(scenario: Scenario, seed: int, work_s: float, interval: Interval) -> float:
+class Trace:
+    """When a job fails, and what each of its saves costs, over the average."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self._scenario, self._seed = scenario, seed
+        self._rng = np.random.default_rng(seed)
+        self.factors = np.empty(0)
+        self.sums = np.zeros(1)
+        """Of the first n factors."""
+
+    def gaps(self) -> Iterator[float]:
+        return self._scenario.gaps(random.Random(f"failures {self._seed}"))
+
+    def need(self, count: int) -> None:
+        """So many factors, or more; what is there stays."""
+        if len(self.factors) < count:
+            more = self._rng.normal(-NOISE * NOISE / 2, NOISE, max(count, 4096))
+            self.factors = np.concatenate([self.factors, np.exp(more)])
+            self.sums = np.concatenate([[0.0], np.cumsum(self.factors)])
+
+
+def waste(scenario: Scenario, trace: Trace, work_s: float, interval: Interval) -> float:
     """Seconds of saves and of work done twice, over `work_s` seconds of work."""
-    gaps = scenario.gaps(random.Random(f"failures {seed}"))
-    noise = random.Random(f"costs {seed}")
+    gaps = trace.gaps()
     pace = Pace(None, "job", 0.0)
     done_s = durable_s = spent_s = 0.0
     staged: tuple[float, float] | None = None  # what it holds, and when it is durable
     now_s, fails_s = 0.0, next(gaps)
-    while done_s < work_s:
-        factor = math.exp(noise.gauss(-NOISE * NOISE / 2, NOISE))
+    for number in count():
+        if done_s >= work_s:
+            break
+        trace.need(number + 1)
+        factor = float(trace.factors[number])
         run_s = min(interval(pace.costs), work_s - done_s)
         stall_s = scenario.stall_s * factor if done_s + run_s < work_s else 0.0
         if fails_s < now_s + run_s + stall_s:
@@ -109,6 +137,36 @@ def waste(scenario: Scenario, seed: int, work_s: float, interval: Interval) -> f
     return spent_s / work_s
 
 
+def waste_of_fixed(scenario: Scenario, trace: Trace, work_s: float, interval_s: float) -> float:
+    """What `waste` is for one interval, from failure to failure instead of from save to save."""
+    gaps = trace.gaps()
+    done_s = spent_s = now_s = 0.0
+    first, fails_s = 0, next(gaps)  # the number of the next save
+    while True:
+        # Whole intervals that end with a save, until the work is done or the job fails.
+        left = max(math.ceil((work_s - done_s) / interval_s) - 1, 0)
+        most = min(left, int((fails_s - now_s) / interval_s))
+        trace.need(first + most + 1)
+        sums = trace.sums[first : first + most + 1]
+        ends = now_s + np.arange(most + 1) * interval_s + scenario.stall_s * (sums - sums[0])
+        saves = int(np.searchsorted(ends, fails_s, side="right")) - 1
+        end_s = float(ends[saves])
+        stalls_s = end_s - now_s - saves * interval_s
+        if saves == left and end_s + work_s - done_s - saves * interval_s <= fails_s:
+            return (spent_s + stalls_s) / work_s
+        last = work_s - done_s - saves * interval_s if saves == left else interval_s
+        ran_s = min(last, fails_s - end_s)
+        durable = saves
+        if saves:
+            factor = float(trace.factors[first + saves - 1])
+            stall_s = scenario.stall_s * factor
+            durable -= end_s - stall_s + max(scenario.persist_s * factor, stall_s) > fails_s
+        spent_s += stalls_s + fails_s - end_s - ran_s + (saves - durable) * interval_s + ran_s
+        done_s += durable * interval_s
+        first, now_s = first + saves + 1, fails_s
+        fails_s += next(gaps)
+
+
 def adaptive(scenario: Scenario, mistaken: float = 1.0) -> Interval:
     """The interval of `when.young_daly`.
 
@@ -124,25 +182,26 @@ def adaptive(scenario: Scenario, mistaken: float = 1.0) -> Interval:
     return interval
 
 
-def every(seconds: float) -> Interval:
-    return lambda _: seconds
-
-
-def intervals(scenario: Scenario, count: int) -> list[float]:
+def intervals(scenario: Scenario, choices: int) -> list[float]:
     """Fixed ones to choose from, evenly spaced in their logarithm around Young's optimum."""
     middle = math.sqrt(2 * scenario.stall_s * scenario.mean_s)
-    made = [middle * 8 ** (2 * n / (count - 1) - 1) for n in range(count)]
+    made = [middle * 8 ** (2 * n / (choices - 1) - 1) for n in range(choices)]
     return [seconds for seconds in made if seconds >= scenario.persist_s]
 
 
-def measure(scenario: Scenario, traces: int, count: int, failures: int) -> dict[str, Any]:
+def measure(scenario: Scenario, traces: int, choices: int, failures: int) -> dict[str, Any]:
     """The mean waste of the policy, of itself mistaken, and of each fixed interval."""
     work_s = failures * scenario.mean_s
+    all_ = [Trace(scenario, seed) for seed in range(traces)]
 
     def mean(interval: Interval) -> float:
-        return math.fsum(waste(scenario, n, work_s, interval) for n in range(traces)) / traces
+        return math.fsum(waste(scenario, trace, work_s, interval) for trace in all_) / traces
 
-    fixed = {seconds: mean(every(seconds)) for seconds in intervals(scenario, count)}
+    fixed = {
+        seconds: math.fsum(waste_of_fixed(scenario, trace, work_s, seconds) for trace in all_)
+        / traces
+        for seconds in intervals(scenario, choices)
+    }
     best_s = min(fixed, key=lambda seconds: fixed[seconds])
     expected = Costs(scenario.stall_s, 0.0, scenario.persist_s)
     ours = mean(adaptive(scenario))
@@ -220,8 +279,8 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write all numbers there; - is stdout")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw waste over the interval")
     asked = parser.parse_args()
-    traces, count, failures = (6, 13, 30) if asked.small else (asked.traces, 41, FAILURES)
-    rows = [measure(scenario, traces, count, failures) for scenario in SCENARIOS]
+    traces, choices = (20, 13) if asked.small else (asked.traces, 41)
+    rows = [measure(scenario, traces, choices, FAILURES) for scenario in SCENARIOS]
     document = {"schema": 1, "benchmark": "cadence", "machine": report.machine(), "results": rows}
     if asked.plot:
         Path(asked.plot).write_text(plot(rows))
@@ -230,7 +289,7 @@ def main() -> int:
         return 0
     if asked.json:
         Path(asked.json).write_text(json.dumps(document, indent=1) + "\n")
-    print(f"waste of the work to be done; {traces} traces of {failures} failures each")
+    print(f"waste of the work to be done; {traces} traces of {FAILURES} failures each")
     print(
         f"{'stall, between failures':<28} {'young_daly':>10} {'best fixed':>10} {'over best':>10}"
     )

@@ -27,7 +27,7 @@ def cadence() -> Any:
 
 def test_without_failures_the_stalls_are_all_that_is_wasted(cadence: Any) -> None:
     never = cadence.Scenario(stall_s=1, persist_s=1, mean_s=1e15)
-    found = cadence.waste(never, 0, 1000 * 100.0, lambda _: 100.0)
+    found = cadence.waste(never, cadence.Trace(never, 0), 1000 * 100.0, lambda _: 100.0)
     assert found == pytest.approx(999 / (1000 * 100), rel=0.05)  # the last stretch needs no save
 
 
@@ -36,9 +36,22 @@ def test_a_failure_costs_what_is_not_durable(cadence: Any, monkeypatch: Any) -> 
     monkeypatch.setattr(cadence.Scenario, "gaps", lambda self, rng: iter([115.0, 1e9]))
     job = cadence.Scenario(stall_s=0, persist_s=10, mean_s=1)
     # Saved at 50 and 100, durable at 60 and 110: 15 s are done twice. Durable too late: 65 s.
-    assert cadence.waste(job, 0, 1000.0, lambda _: 50.0) == pytest.approx(0.015)
+    assert cadence.waste(job, cadence.Trace(job, 0), 1000.0, lambda _: 50.0) == pytest.approx(0.015)
     late = cadence.Scenario(stall_s=0, persist_s=20, mean_s=1)
-    assert cadence.waste(late, 0, 1000.0, lambda _: 50.0) == pytest.approx(0.065)
+    trace = cadence.Trace(late, 0)
+    assert cadence.waste(late, trace, 1000.0, lambda _: 50.0) == pytest.approx(0.065)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_from_failure_to_failure_is_the_same_as_from_save_to_save(
+    cadence: Any, number: int
+) -> None:
+    job = cadence.SCENARIOS[number]
+    trace = cadence.Trace(job, 5)
+    work_s = 10 * job.mean_s
+    for seconds in (job.persist_s * 3.1, job.mean_s / 7.77, job.mean_s * 3.1):
+        slow = cadence.waste(job, trace, work_s, lambda _, s=seconds: s)
+        assert cadence.waste_of_fixed(job, trace, work_s, seconds) == pytest.approx(slow, rel=1e-9)
 
 
 def test_young_daly_is_near_the_best_fixed_interval(cadence: Any) -> None:
