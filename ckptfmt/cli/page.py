@@ -20,6 +20,8 @@ from ckptfmt.cli.text import format_nbytes
 ROWS_MAX = 300
 """Of a table: the newest."""
 METRICS_MAX = 8
+NUMBERS = ("step", "size", "written", "held", "durable")
+"""Heads of columns whose numbers say nothing without."""
 LOOKS = {THERE: "a", TAGGED: "good", DELETED: "pale", ASIDE: "bad"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """What the page may do: nothing that leaves it."""
@@ -184,8 +186,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    # What a number is, where the head is not in sight; dates and words speak for themselves.
+    said = [f' data-head="{text}"' if text in NUMBERS else "" for text in heads]
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{what}>{escape(text)}</td>" for what, text in zip(said, row, strict=True))
+        + "</tr>"
         for row in rows[:ROWS_MAX]
     )
     more = f'<p class="note">and {len(rows) - ROWS_MAX:,} older</p>' if len(rows) > ROWS_MAX else ""
