@@ -9,7 +9,7 @@ from ckptfmt.cli.exit_codes import OK
 from ckptfmt.cli.json_form import json_value
 from ckptfmt.cli.output import Output
 from ckptfmt.cli.slices import Region, parse_subject
-from ckptfmt.cli.text import escape, format_shape
+from ckptfmt.cli.text import escape, format_shape, truncate_end, value_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     with open_source(args.store, args.storage_options) as source:
         name, region = parse_subject(args.name, source)
         item = source.item(name)
-        if not hasattr(item, "shape") or not hasattr(item, "dtype"):
+        if not hasattr(item, "read"):  # a NumPy scalar is a plain value
             return _value(name, region, item, args, out)
         head: dict[str, object] = {
             "command": "cat",
@@ -81,7 +81,8 @@ def _value(
             found=type(value).__name__,
         )
     document = {"command": "cat", "name": name, "kind": "value", "type": type(value).__name__}
-    out.result({**document, "value": json_value(value)}, escape(repr(value)), whole=True)
+    lines = map(escape, value_text(value, out.width).split("\n"))
+    out.result({**document, "value": json_value(value)}, *lines, whole=True)
     return OK
 
 
@@ -111,11 +112,21 @@ def _values(
             threshold=array.size + 1 if args.all else SHOWN_MAX,
             max_line_width=out.width or 80,
             separator=", ",
+            formatter={
+                "void": lambda block: _block(block, array.ndim, None if args.all else out.width)
+            },
         )
     out.result({}, *(escape(line) for line in text.splitlines()), whole=True)
     if array.size > SHOWN_MAX and not args.all:
         out.note(f"{array.size:,} elements, shown in part; --all prints every one")
     return OK
+
+
+def _block(block: Any, ndim: int, width: int | None) -> str:
+    """An element without a number, as hexadecimal digits: a block of quantized values."""
+    text = str(bytes(block).hex())
+    # What stands beside it: brackets, a comma.
+    return text if width is None else truncate_end(text, max(8, width - 2 * ndim - 1))
 
 
 def _statistics(

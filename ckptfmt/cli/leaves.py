@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptfmt.cli.text import format_shape
+from ckptfmt.cli.text import format_shape, value_text
 
 if TYPE_CHECKING:
     from ckptfmt.format import Index
@@ -54,7 +54,7 @@ class Leaf:
             return format_shape(self.shape) + tie
         if self.nbytes:
             return "(long value)"
-        text = repr(self.value)
+        text = value_text(self.value)
         return text if len(text) <= VALUE_SHOWN_MAX else text[: VALUE_SHOWN_MAX - 1] + "…"
 
 

@@ -90,7 +90,8 @@ class _Sums:
             deviation = float((np.abs(wide - mean) ** 2).sum())
         total = self.finite + wide.size
         delta = mean - self.mean
-        self.deviation += deviation + abs(delta) ** 2 * self.finite * wide.size / total
+        # A product: a power that overflows is an error in Python, and no infinity.
+        self.deviation += deviation + abs(delta) * abs(delta) * self.finite * wide.size / total
         self.mean += delta * wide.size / total
         self.finite = total
 

@@ -27,6 +27,24 @@ def _escape_char(char: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def value_text(value: object, width: int | None = None) -> str:
+    """A plain value as Python writes it, NumPy's scalars as plain numbers.
+
+    Args:
+        width: Break dicts and lists into lines of so many columns.
+    """
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return repr(value)
+    import numpy as np  # here: whoever has other values has it loaded
+
+    with np.printoptions(legacy="1.25"):  # of which repr(np.uint8(1)) is 1
+        if width is None or not isinstance(value, (dict, list, tuple, set)):
+            return repr(value)
+        import pprint
+
+        return pprint.pformat(value, width=width, sort_dicts=False, compact=True)
+
+
 def cell_width(text: str) -> int:
     """Columns of a terminal that a printable text takes."""
     if text.isascii():

@@ -184,6 +184,21 @@ def test_cat_prints_values_and_slices(run: Run, store: Path) -> None:
     assert (document["shape"], document["slice"]) == ([4, 3], "[1:3,0]")
 
 
+def test_cat_of_a_value_is_plain_and_fits_the_columns(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [{"lr": np.float32(0.5), "params": [f"layer.{n}.weight" for n in range(30)]}]
+    ckptfmt.save({"scale": np.float32(0.5), "groups": groups}, tmp_path / "s", durable=False)
+    assert run("cat", tmp_path / "s", "scale").out == "0.5\n"
+    assert run("cat", tmp_path / "s", "scale", "--json").json["value"] == 0.5
+    assert "0.5" in run("show", tmp_path / "s", "--all").out.split("scale")[1].splitlines()[0]
+    assert len(run("cat", tmp_path / "s", "groups").out.splitlines()) == 1
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("cat", tmp_path / "s", "groups").out.splitlines()
+    assert lines[0] == "[{'lr': 0.5,"
+    assert max(map(len, lines)) <= 80
+
+
 def test_cat_statistics(run: Run, store: Path) -> None:
     document = run("cat", store, "model/embed.weight", "--stats", "--json").json
     found = document["statistics"]

@@ -60,14 +60,37 @@ def test_a_file_of_no_known_format_is_unsupported_and_a_folder_without_a_store_i
     assert run("show", tmp_path / "none.pt").code == 10
 
 
-def test_every_fixture_of_every_format_is_shown(run: Run) -> None:
+def test_every_fixture_of_every_format_is_shown_on_80_columns(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     formats = ("*.npz", "*.npy", "*.gguf", "*.msgpack", "*.safetensors")
     files = [path for pattern in formats for path in sorted(IMPORT.glob(f"*/{pattern}"))]
     whole = [path for path in files if not path.name.startswith(("split-00002", "split-00003"))]
     assert len(whole) >= 8
+    monkeypatch.setenv("COLUMNS", "80")
     for path in whole:
         done = run("show", path)
         assert done.code == 0, f"{path}: {done.err}"
+        assert "np." not in done.out, path
+        names = [row["name"] for row in run("show", path, "--json").json["leaves"]]
+        for name in names[::5]:
+            done = run("cat", path, name)
+            assert done.code == 0, f"{path}: {name}: {done.err}"
+            assert max(map(len, done.out.splitlines())) <= 80, f"{path}: {name}"
+        assert run("cat", path, names[0], "--json").json["name"] == names[0]
+        assert run("diff", path, path, "--read").code == 0, path
+
+
+def test_blocks_of_quantized_values_are_hexadecimal_and_whole_if_asked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("cat", IMPORT / "gguf/every-type.gguf", "tensors/t.Q4_K")
+    cut, whole = run(*words).out, run(*words, "--all").out
+    values = run(*words, "--json").json["values"]
+    assert all(value[0][:60] in cut and value[0] in whole for value in values)
+    assert "…" in cut
+    assert "…" not in whole
 
 
 def test_a_file_that_was_cut_off_is_no_unknown_one(run: Run, files: list[tuple[Path, str]]) -> None:

@@ -67,3 +67,12 @@ def test_text_and_empty_tensors_have_only_a_count() -> None:
     assert stats(np.array(["a", "b"], object)) == {"count": 2}
     assert stats(np.zeros((0, 3)))["count"] == 0
     assert "mean" not in stats(np.zeros((0, 3)))
+
+
+def test_numbers_at_the_ends_of_their_range_overflow_to_infinity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    big = np.array([1.7e308, -1.7e308, 1.0])
+    monkeypatch.setattr("ckptfmt.cli.statistics.BLOCK_NBYTES", 8)
+    found = tensor_statistics(lambda part: big[part], big.shape, big.dtype)
+    assert (found["min"], found["max"], found["norm"]) == (-1.7e308, 1.7e308, np.inf)
