@@ -92,6 +92,7 @@ _HOMES = {
     "newest_readable": "catalog",
     "parse_leaf_value": "leaves",
     "parse_where": "where",
+    "peek": "catalog",
     "per_rank": "ranks",
     "plan_part": "parts",
     "ranks_of": "group",
@@ -195,6 +196,7 @@ __all__ = [
     "newest_readable",
     "parse_leaf_value",
     "parse_where",
+    "peek",
     "per_rank",
     "plan_part",
     "ranks_of",
@@ -258,6 +260,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.catalog import list_checkpoints as list_checkpoints
     from ckptfmt.engine.catalog import list_indexes as list_indexes
     from ckptfmt.engine.catalog import newest_readable as newest_readable
+    from ckptfmt.engine.catalog import peek as peek
     from ckptfmt.engine.catalog import read_tags as read_tags
     from ckptfmt.engine.copy import CopyRequest as CopyRequest
     from ckptfmt.engine.copy import copy_checkpoints as copy_checkpoints

@@ -310,13 +310,16 @@ def _tagged(backend: Backend, found: Mapping[str, Sequence[Listed]], tag: Tag) -
             continue
         if about.tree_digest.hex() == tag.digest:
             return listed
+    cure = "tag another checkpoint, or untag it"
+    if tag.name in list_indexes(backend, "quarantine/"):
+        cure = f"it is set aside: take it back by Store(...).readmit({tag.name!r}), or {cure}"
     raise NotFoundError(
         "what this tag named is gone",
         reason="tag",
         where=f"tags/{tag.tag}",
         expected=f"{tag.name} with digest {tag.digest[:16]}…",
         found=names_text(found) or "no checkpoint",
-        do="tag another checkpoint, or untag it",
+        do=cure,
     )
 
 
@@ -453,6 +456,19 @@ def parse_time(text: str) -> datetime:
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
     return made.replace(tzinfo=UTC) if made.tzinfo is None else made.astimezone(UTC)
+
+
+def peek(backend: Backend, at: At) -> tuple[str, str] | None:
+    """Name and tree digest of the checkpoint that `at` chooses, from small ranges alone; None where
+    that cannot be told without reading more."""
+    found = list_checkpoints(backend)
+    if at == "latest":
+        at = next(latest_order(found), at)
+    generations = find(backend, found, at)
+    if len(generations) > 1:
+        return None
+    head = read_head(backend, generations[0].key, generations[0].nbytes)
+    return head.about.name, head.about.tree_digest.hex()
 
 
 def names_text(found: Mapping[str, object]) -> str:

@@ -36,3 +36,6 @@ class SaveRequest:
     check: Callable[[TreeSection], None] = lambda _: None
     """Called before that with the tree and its digests, as they will be put; raises if they are not
     what they should be. For a save by one process alone."""
+    make_room: Callable[[], bool] | None = None
+    """Called where the disk is full; True: something was deleted, and the save tries once more. For a
+    save by one process alone."""

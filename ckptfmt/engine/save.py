@@ -135,7 +135,17 @@ def kept_info(backend: Backend, request: SaveRequest) -> CheckpointInfo | None:
 
 
 def finish_save(prepared: Prepared) -> CheckpointInfo:
-    """stage -> encode -> write -> commit."""
+    """stage -> encode -> write -> commit; once more where the disk was full and room was made."""
+    make_room = prepared.request.make_room
+    try:
+        return _finish_once(prepared)
+    except StorageError as error:
+        if error.reason != "no-space" or make_room is None or not make_room():
+            raise
+    return _finish_once(prepared)
+
+
+def _finish_once(prepared: Prepared) -> CheckpointInfo:
     backend, request, existing = prepared.backend, prepared.request, prepared.existing
     with open_save(backend, request, existing) as (txn, bases):
         written = write_data(backend, prepared.plan, request, bases, txn)

@@ -3,8 +3,9 @@
 from ckptfmt.manager import checks, hooks, keep, when
 from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.guard import LossGuard, Verdict
+from ckptfmt.manager.healing import Loaded
 from ckptfmt.manager.keep import Decision, Keep
-from ckptfmt.manager.manager import Loaded, Manager
+from ckptfmt.manager.manager import Manager
 from ckptfmt.manager.mirror import Mirror
 from ckptfmt.manager.preemption import Preemption
 from ckptfmt.manager.watch import Watcher

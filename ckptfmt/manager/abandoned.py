@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ckptfmt.engine import Store, abandon, list_checkpoints
+from ckptfmt.engine import Store, abandon, list_checkpoints, read_tags
 from ckptfmt.errors import StorageError, warn
 from ckptfmt.format import step_of
 from ckptfmt.manager.aftermath import log
@@ -63,9 +63,16 @@ class Abandoned:
                     f"step {step} is saved below step {newest} of an earlier run, which stays the "
                     "latest: call restore before the first save, or save to another store"
                 )
+        found = read_tags(self.store.backend).values() if self._aside else ()
+        tags = {tag.name: tag.tag for tag in found}
         while self._aside:
             name, (generation, reason) = next(iter(self._aside.items()))
             abandon(self.store.backend, name, generation, reason)
+            if name in tags:
+                warn(
+                    f"{name}, which is tagged {tags[name]!r}, is set aside ({reason}): tag another, "
+                    f"or take it back by Store.readmit({name!r})"
+                )
             if mirroring is not None:
                 mirroring.set_aside(name, reason)
             del self._aside[name]  # not before: where it failed, the next save tries again

@@ -6,6 +6,7 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Sequence
+from threading import current_thread, main_thread
 from typing import Any, Protocol
 
 from ckptfmt.engine import Store, annotate_newest
@@ -41,7 +42,9 @@ def teller(hooks: Sequence[Callable[[Event], None]], alarm: Alarm | None = None)
         for hook in hooks:
             try:
                 hook(event)
-            except Exception:
+            except BaseException as error:
+                if not isinstance(error, Exception) and current_thread() is main_thread():
+                    raise  # an interrupt of the loop, or its own way to end
                 log.exception("a hook failed at %s", kind)
         raised = watch.see(event) if watch is not None else None
         if raised is not None:
@@ -132,16 +135,24 @@ class Aftermath:
         if quiet:
             save.future.exception()
             log.error("the save of %s failed: %s", save.future.name, error)
-        self.make_room(error)
+        self.failed(error)
 
-    def make_room(self, error: BaseException) -> None:
-        """After a save that found the disk full: what is deleted already gives its space back at
-        once, for the next save needs it."""
-        if self._leads and isinstance(error, StorageError) and error.reason == "no-space":
-            try:
-                self._store.gc(grace_s=0)
-            except CheckpointError as second:
-                log.error("no room could be made in %s: %s", self._store.url, second)
+    def failed(self, error: BaseException) -> None:
+        """A save failed: where the disk was full, the next one is to find room."""
+        if isinstance(error, StorageError) and error.reason == "no-space":
+            self.make_room()
+
+    def make_room(self) -> bool:
+        """The disk is full: what is deleted already gives its space back at once, for a save needs it.
+        Whether there was any."""
+        if not self._leads:
+            return False
+        try:
+            report = self._store.gc(grace_s=0)
+        except CheckpointError as error:
+            log.error("no room could be made in %s: %s", self._store.url, error)
+            return False
+        return bool(report.deleted or report.abandoned)
 
     def _clean_up(self) -> None:
         decisions = self.pruning.carry_out() if self._policy is not None else []

@@ -14,7 +14,7 @@ from ckptfmt.format import step_name, step_of
 from ckptfmt.manager.aftermath import log
 from ckptfmt.manager.guard import BAD_RESUMES_MAX
 from ckptfmt.manager.together import Together
-from ckptfmt.reports import Rejected
+from ckptfmt.reports import Rejected, RestoreReport
 from ckptfmt.types import At, CheckpointInfo
 
 Validator = Callable[[Mapping[str, Any], CheckpointInfo], None]
@@ -24,6 +24,15 @@ BAD_RESUMES = "ckptfmt.bad_resumes"
 """Metadata, as a note: how many resumes from this checkpoint in a row went wrong."""
 ATTEMPTS_MAX = 10
 """How many checkpoints are tried: where so many are bad, the trouble is elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What `Manager.load` gives: the tree, the checkpoint, and a report of what was passed over."""
+
+    tree: Any
+    info: CheckpointInfo
+    report: RestoreReport
 
 
 @dataclass(slots=True)

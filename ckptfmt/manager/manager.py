@@ -7,7 +7,7 @@ import concurrent.futures
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from ckptfmt import __version__
@@ -41,7 +41,7 @@ from ckptfmt.manager.aftermath import Aftermath, log, teller
 from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.flight import Flight, Started
 from ckptfmt.manager.guard import LossGuard, Verdict
-from ckptfmt.manager.healing import Healing, Validator
+from ckptfmt.manager.healing import Healing, Loaded, Validator
 from ckptfmt.manager.keep import Decision, Keep, best_of, last
 from ckptfmt.manager.mirror import Mirror, Mirroring, as_mirror
 from ckptfmt.manager.pace import Pace, job_of_environment
@@ -56,15 +56,6 @@ from ckptfmt.types import At, CheckpointInfo, Group, Plain, Select, StrPath
 
 T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What `Manager.load` gives: the tree, the checkpoint, and a report of what was passed over."""
-
-    tree: Any
-    info: CheckpointInfo
-    report: RestoreReport
 
 
 class Manager:
@@ -350,6 +341,7 @@ class Manager:
                 options=self._options,
                 writer=f"ckptfmt {__version__} {MARK}",
                 ranks=None if together is None else together.ranks,
+                make_room=self._aftermath.make_room,
             )
             self._settle()
         try:
@@ -369,7 +361,9 @@ class Manager:
                 future.set_result(write(tree, backend, request))
         except Exception as error:
             self._tell("save.error", name, step, error=error)
-            self._aftermath.make_room(error)
+            self._aftermath.failed(error)
+            now_s = time.monotonic()
+            self._pace.failed(now_s - started_s, now_s)
             if self._on_error == "raise" or isinstance(error, UsageError):
                 raise
             log.error("the save of %s failed: %s", name, error)

@@ -73,6 +73,14 @@ class Pace:
         self._stall_s += stall_s
         self._lost_s, self._busy = 0.0, True
 
+    def failed(self, stall_s: float, now_s: float) -> None:
+        """A save could not begin: the next try is as far off as the next save would be, though this
+        step may be tried again."""
+        due = self.due
+        self.saved(stall_s, now_s)
+        self.done(stall_s, stall_s)
+        self.due = due
+
     def done(self, stall_s: float, persist_s: float) -> None:
         """It is committed (or not): what it has cost."""
         self._busy = False

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ckptfmt.engine import Checkpoint, Repeating, Store, parse_where
+from ckptfmt.engine import Checkpoint, Repeating, Store, parse_where, peek
 from ckptfmt.errors import UsageError
 from ckptfmt.types import At, StrPath
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("ckptfmt.watcher")
 class Watcher(Generic[T]):
     """Follows a tag (or a name, or the latest) and swaps a whole value when it moves.
 
-    A context manager. `value` is what `load` made of the checkpoint; whoever took it may go on with
+    A context manager, in a process that is forked too. `value` is what `load` made of the checkpoint; whoever took it may go on with
     it for as long as he likes: what a newer one replaces goes away when nobody holds it any more. A
     load that fails keeps the old value, and is tried again.
 
@@ -58,6 +58,8 @@ class Watcher(Generic[T]):
     @property
     def value(self) -> T:
         """The newest value; always whole."""
+        if not self._repeating.running:  # forked since: a server's worker follows the tag itself
+            self._repeating.wake()
         return self._loaded[2]
 
     @property
@@ -66,10 +68,10 @@ class Watcher(Generic[T]):
         return self._loaded[0]
 
     def _fetch(self, old: tuple[str, str, T] | None) -> tuple[str, str, T]:
+        if old is not None and peek(self._store.backend, self._at) == old[:2]:
+            return old
         with self._store.open(self._at) as checkpoint:
             name, digest = checkpoint.info.name, checkpoint.info.digest
-            if old is not None and (name, digest) == old[:2]:
-                return old
             return name, digest, self._load(checkpoint)
 
     def _look(self) -> float | None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from ckptfmt.errors import CheckpointError
 from ckptfmt.storage import direct, failures, syscalls
 from ckptfmt.storage.base import Buffer, Writer
 from ckptfmt.storage.folders import Folders
@@ -26,6 +27,7 @@ class LocalWriter(Writer):
         self._path, self._path_of = path
         self._second = -1
         self._state = "open"
+        self._error: CheckpointError | None = None
         self._lock = threading.Lock()
         self._written = 0
         self._end = 0
@@ -34,13 +36,15 @@ class LocalWriter(Writer):
 
     def write(self, offset: int, buffer: Buffer) -> None:
         if self._state != "open":
-            raise failures.writer_is_done(self._key, self._state)
+            # Of several threads one hears first of a full disk, and the others must not hide it.
+            raise self._error or failures.writer_is_done(self._key, self._state)
         view = failures.as_bytes(buffer)
         try:
             self._send(view, offset)
         except OSError as error:
+            self._error = failures.from_write_error(error, self._key)
             self._state = "failed"
-            raise failures.from_write_error(error, self._key) from error
+            raise self._error from error
         with self._lock:
             self._written += view.nbytes
             self._end = max(self._end, offset + view.nbytes)

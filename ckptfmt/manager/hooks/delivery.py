@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import subprocess
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,6 +49,7 @@ class Delivery:
         self._deliver, self._name, self._kinds = deliver, name, kinds
         self._queue: deque[Event] = deque()
         self._tries = 0
+        self._pid = os.getpid()
         self.dropped = 0
         self._repeating = Repeating(self._work, "ckptfmt-hook")
         atexit.register(self.close)
@@ -55,11 +57,18 @@ class Delivery:
     def __call__(self, event: Event) -> None:
         if self._kinds is not None and event.kind not in self._kinds:
             return
+        self._leave_parent()
         if len(self._queue) >= QUEUE_MAX:
             self._queue.popleft()
             self.dropped += 1
         self._queue.append(event)
         self._repeating.wake()
+
+    def _leave_parent(self) -> None:
+        """In a process that was forked: what is queued is delivered by its parent."""
+        if self._pid != os.getpid():
+            self._queue.clear()
+            self._pid = os.getpid()
 
     def _work(self) -> float | None:
         while self._queue:
@@ -88,6 +97,7 @@ class Delivery:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Deliver what is queued; False if that took longer than `timeout_s`."""
         atexit.unregister(self.close)
+        self._leave_parent()
         if self._queue:
             self._repeating.wake()
         return self._repeating.close(timeout_s)

@@ -158,3 +158,16 @@ def test_what_a_validator_rejects_is_not_tried_again_in_the_mirror(tmp_path: Pat
     ):
         assert manager.restore(state(0)).step == 2
     assert seen == [3, 2]
+
+
+def test_a_tagged_one_that_is_set_aside_is_said_and_how_to_take_it_back(tmp_path: Path) -> None:
+    train(tmp_path, range(1, 4))
+    Store(tmp_path).tag("production", 3)
+    with Manager(tmp_path) as manager:
+        manager.restore(state(0), at=1)
+        with pytest.warns(CkptWarning, match="which is tagged 'production', is set aside"):
+            manager.save(state(20), step=2)
+    with pytest.raises(NotFoundError, match=r"it is set aside: take it back by .*readmit"):
+        ckptfmt.load(f"{tmp_path}@production")
+    Store(tmp_path).readmit("step-0000000000000003")
+    assert ckptfmt.load(f"{tmp_path}@production")["step"] == 3

@@ -132,6 +132,48 @@ def test_what_is_deleted_while_a_restore_looks_is_not_called_damaged(tmp_path: P
     assert (report.step, report.rejected) == (1, [])
 
 
+def full_disk(path: Path, limit_nbytes: int) -> FaultyBackend:
+    """A store on a disk that takes so many bytes of data."""
+
+    def no_space(operation: Operation) -> BaseException:
+        return StorageError(
+            "no space", reason="no-space", where=operation.key, errno=errno.ENOSPC, do="make room"
+        )
+
+    def is_full(operation: Operation) -> bool:
+        if operation.kind != "create" or not operation.key.startswith("tmp/"):
+            return False
+        return sum(file.stat().st_size for file in (path / "data").glob("*")) >= limit_nbytes
+
+    return FaultyBackend(open_backend(path), fail_at=0, mode="from", error=no_space, only=is_full)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_disk_for_two_and_one_in_flight_is_enough_at_any_cadence(
+    tmp_path: Path, asynchronous: bool
+) -> None:
+    """What is deleted waits ten minutes for its readers: a save that needs its space has it at once."""
+    backend = full_disk(tmp_path, 3 * 200_000)
+    with Manager(Store(backend), keep=1, asynchronous=asynchronous) as manager:  # type: ignore[arg-type]
+        for step in range(1, 8):
+            manager.save({"w": np.full(50_000, step, np.float32)}, step=step)
+            manager.wait()
+    assert backend.fired
+    store = Store(tmp_path)
+    assert (store.steps(), store.verify().ok) == ([7], True)
+
+
+def test_a_disk_without_anything_to_delete_is_full(tmp_path: Path) -> None:
+    backend = full_disk(tmp_path, 200_000)
+    with Manager(Store(backend)) as manager:  # type: ignore[arg-type]
+        manager.save({"w": np.full(50_000, 1, np.float32)}, step=1)
+        manager.wait()
+        manager.save({"w": np.full(50_000, 2, np.float32)}, step=2)
+        with pytest.raises(StorageError, match="no space"):
+            manager.wait()
+    assert Store(tmp_path).steps() == [1]
+
+
 def test_a_disk_that_is_full_before_the_save_begins_is_emptied_of_what_was_deleted(
     tmp_path: Path,
 ) -> None:

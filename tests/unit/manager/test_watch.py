@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ import pytest
 
 import ckptfmt
 from ckptfmt import Checkpoint, NotFoundError, Store, UsageError, Watcher
+from ckptfmt.storage import open_backend
+from ckptfmt.testing import FaultyBackend
+from ckptfmt.types import Key
 
 
 def save(store: Store, step: int) -> None:
@@ -108,3 +113,45 @@ def test_what_is_not_there_or_makes_no_sense_is_an_error_at_once(tmp_path: Path)
         Watcher(f"{tmp_path}@1", load=load)
     with pytest.raises(UsageError, match="poll_s"):
         Watcher(tmp_path, at="latest", load=load, poll_s=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_worker_follows_the_tag_itself(tmp_path: Path) -> None:
+    """A server that loads before it forks its workers."""
+    ckptfmt.save({"w": np.full(10, 1)}, tmp_path, step=1)
+    store = Store(tmp_path)
+    store.tag("production", 1)
+    with Watcher(tmp_path, load=lambda ckpt: int(ckpt.load()["w"][0]), poll_s=0.01) as current:
+        worker = os.fork()
+        if worker == 0:
+            for _ in range(3000):
+                if current.value == 2:
+                    os._exit(0)
+                time.sleep(0.01)
+            os._exit(1)
+        ckptfmt.save({"w": np.full(10, 2)}, tmp_path, step=2)
+        store.tag("production", 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
+
+
+def test_a_look_at_what_has_not_moved_reads_no_whole_index(tmp_path: Path) -> None:
+    # Of many names that no codec makes smaller.
+    names = {uuid.UUID(int=n * 0x9E3779B97F4A7C15F39CC060 % 2**128).hex: n for n in range(5000)}
+    ckptfmt.save(names, tmp_path, step=1)
+    Store(tmp_path).tag("production", 1)
+    read: list[tuple[str, int]] = []
+
+    class Counting(FaultyBackend):
+        def get(self, key: Key, start: int = 0, stop: int | None = None, out: Any = None) -> Any:
+            data = super().get(key, start, stop, out)
+            read.append((key, len(data)))
+            return data
+
+    store = Store(Counting(open_backend(tmp_path)))  # type: ignore[arg-type]
+    with Watcher(store, load=lambda ckpt: len(ckpt), poll_s=0.01) as current:
+        assert current.value == 5000
+        whole = sum(nbytes for _, nbytes in read)
+        begun = len(read)
+        while len(read) < begun + 40:
+            time.sleep(0.01)
+    assert max(nbytes for _, nbytes in read[begun + 8 :]) <= 64 << 10 < whole

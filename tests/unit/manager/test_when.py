@@ -191,3 +191,17 @@ def test_units_are_the_same_for_the_same_job_and_spread_over_the_range() -> None
 def test_policies_that_make_no_sense_are_refused(make: Callable[[], When]) -> None:
     with pytest.raises(UsageError, match=r"for example when\.every"):
         make()
+
+
+def test_a_save_that_cannot_begin_is_not_tried_at_every_step() -> None:
+    pace = Pace(when.every(minutes=1), "job", 0.0)
+    assert pace.is_due(1, 60.0)
+    pace.failed(0.5, 61.0)
+    assert pace.is_due(1, 61.0)  # the same step may be tried again
+    assert not pace.is_due(2, 62.0)
+    assert pace.is_due(3, 121.0)
+    pace = Pace(when.young_daly(failures_per_day=24, max_overhead=0.1), "job", 0.0)
+    assert pace.is_due(1, 1.0)
+    pace.failed(1.0, 2.0)
+    assert not pace.is_due(2, 3.0)
+    assert pace.is_due(3, 200.0)

@@ -781,3 +781,18 @@ def test_a_store_below_a_file_says_which_path_is_in_the_way(tmp_path: Path) -> N
     backend = open_backend(str(tmp_path / "file"))
     with pytest.raises(StorageError, match=re.escape(str(tmp_path / "file"))):
         backend.put(Key("ckptfmt.json"), b"{}", durable=False)
+
+
+def test_every_thread_of_a_writer_hears_why_it_failed(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    writer = backend.create(A)
+    monkeypatch.setattr("ckptfmt.storage.syscalls.pwrite_all", full)
+    for offset in (0, 4):  # the second one comes from a thread that did not see the disk full
+        with pytest.raises(StorageError) as caught:
+            writer.write(offset, b"data")
+        assert caught.value.reason == "no-space"
+    writer.abort()

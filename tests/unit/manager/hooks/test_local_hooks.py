@@ -46,6 +46,15 @@ def test_hooks_that_fail_lose_no_checkpoint(tmp_path: Path, asynchronous: bool) 
         run(tmp_path / "b", leaves)  # a hook that ends the program ends it, not in silence
 
 
+def test_a_hook_that_ends_its_thread_does_not_stop_the_cleaning_up(tmp_path: Path) -> None:
+    def leaves(event: Event) -> None:
+        if event.kind == "save.commit":
+            sys.exit("as a command-line library does")
+
+    run(tmp_path, leaves, keep=1)
+    assert ckptfmt.Store(tmp_path).steps() == [3]
+
+
 def test_a_full_disk_under_the_event_file_loses_no_checkpoint(tmp_path: Path) -> None:
     run(tmp_path, hooks.jsonl("/dev/full"))
     assert ckptfmt.Store(tmp_path).steps() == [1, 2, 3]
@@ -190,6 +199,21 @@ def test_webhook_delivers_in_order_and_once(tmp_path: Path, receiver: Receiver) 
     assert steps[-3:] == [1, 2, 3]
     assert steps[:-3] in ([2, 3], [1, 2, 3])
     assert set(receiver.tokens) == {"token"}
+
+
+def test_a_forked_process_leaves_its_parent_s_events_to_it(receiver: Receiver) -> None:
+    hook = hooks.webhook(receiver.url)
+    hook._repeating.wake = lambda: None  # type: ignore[method-assign]  # nobody delivers yet
+    hook(Event("alarm", 1.0))
+    child = os.fork()
+    if child == 0:
+        del hook._repeating.wake
+        hook(Event("preempt", 2.0))
+        os._exit(0 if hook.close(30) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    del hook._repeating.wake
+    assert hook.close(30)
+    assert [event["kind"] for event in receiver.events] == ["preempt", "alarm"]
 
 
 def test_webhook_that_nobody_answers_keeps_nobody_waiting(tmp_path: Path) -> None:
