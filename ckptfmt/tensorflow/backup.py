@@ -16,65 +16,19 @@ import tensorflow as tf
 from ckptfmt.errors import UsageError
 from ckptfmt.manager import Keep, Manager
 from ckptfmt.manager import keep as policies
+from ckptfmt.tensorflow.fit_checks import MARK, check_save_freq, check_store, check_strategy
 from ckptfmt.tensorflow.fit_data import FitData, running_fit
 from ckptfmt.tensorflow.fit_state import (
     Snapshot,
     callback_states,
-    metric_variables,
+    metric_tree,
     model_tree,
+    numbers,
     set_callback_states,
     was_stopped,
 )
 from ckptfmt.tensorflow.rng import rng_state
 from ckptfmt.types import StrPath
-
-_MARK = "keras.callback"
-
-
-def check_save_freq(save_freq: object) -> None:
-    """Refuse what is neither "epoch" nor a number of batches.
-
-    Raises:
-        UsageError: It is something else.
-    """
-    if save_freq == "epoch" or (type(save_freq) is int and save_freq > 0):
-        return
-    raise UsageError(
-        "not a frequency",
-        reason="save-freq",
-        where="save_freq",
-        expected='"epoch", or a number of batches',
-        found=repr(save_freq),
-    )
-
-
-def refuse_workers(model: Any) -> None:
-    """Refuse strategies whose workers would each save on their own.
-
-    Raises:
-        UsageError: The model is trained by several workers.
-    """
-    several = (
-        tf.distribute.MultiWorkerMirroredStrategy,
-        tf.distribute.ParameterServerStrategy,
-    )
-    strategy = getattr(model, "distribute_strategy", None)
-    if isinstance(strategy, several):
-        raise UsageError(
-            "the callbacks serve one process",
-            reason="workers",
-            found=type(strategy).__name__,
-            do="save in a loop of your own: ckptfmt.save(..., group=strategy)",
-        )
-
-
-def numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """The logs that are numbers, as a checkpoint's metrics."""
-    return {
-        name: float(value)
-        for name, value in (logs or {}).items()
-        if isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
-    }
 
 
 class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
@@ -89,13 +43,14 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     Saves are made in the background; the error of one is raised by the next, or at the end of `fit`.
 
     Args:
-        backup_dir: A store of its own: a directory or a URL.
+        backup_dir: A store of its own: a directory or a URL. It may lie in another store's folder.
         save_freq: "epoch", or after how many batches.
         double_checkpoint: Keep the last two: a damaged newest one is then passed over.
         delete_checkpoint: Delete what was saved once `fit` has come to its end.
         keep: What to keep, as in `ckptfmt.Manager`; None: the last, or the last two.
     Raises:
-        UsageError: An argument makes no sense.
+        UsageError: An argument makes no sense, or it is made for several workers. When `fit` begins:
+            another callback uses the store.
     """
 
     def __init__(
@@ -108,6 +63,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         check_save_freq(save_freq)
+        check_strategy(self, tf.distribute.get_strategy())
         self.backup_dir, self.save_freq = backup_dir, save_freq
         self.double_checkpoint, self.delete_checkpoint = double_checkpoint, delete_checkpoint
         last = 2 if double_checkpoint else 1
@@ -131,17 +87,19 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     # -- what Keras calls --------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        refuse_workers(self.model)
+        check_strategy(self, self.model.distribute_strategy)
         epochs, callbacks = running_fit(self.model)
         self._manager.wait()  # the error of a save that nobody has seen
+        check_store(self, self._manager, self.model)
         self._reset()
         self._data = FitData(epochs)
         # Last of all, so that what is saved of the others is behind the batch, too; and first of
         # all once, to give them their state before they begin an epoch. A new list: the old one is
         # being walked.
-        others = [one for one in callbacks.callbacks if one is not self]
-        self._others = [one for one in others if not isinstance(one, _First)]
+        begun = callbacks.callbacks
+        self._others = [one for one in begun if one is not self and not isinstance(one, _First)]
         callbacks.callbacks = [_First(self), *self._others, self]
+        begun.append(_Last(self))
         if self._manager.latest() is not None:
             self._restore()
 
@@ -187,7 +145,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def _tree(self) -> dict[str, Any]:
         assert self._data is not None
         tree = model_tree(self.model)
-        tree["metrics"] = metric_variables(self.model)
+        tree["metrics"] = metric_tree(self.model)
         return {**tree, "fit": self._state, "rng": rng_state()}
 
     def _save(self) -> None:
@@ -196,7 +154,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
             self._tree(),
             step=self._batches,
             metrics=self._logs,
-            metadata={_MARK: "BackupAndRestore", "epoch": self._epoch, "batch": self._batch},
+            metadata={MARK: "BackupAndRestore", "epoch": self._epoch, "batch": self._batch},
         )
         self._unsaved, self._due = 0, False
 
@@ -216,10 +174,10 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         store = self._manager.store
         tagged = set(store.tags().values())
         for info in store.checkpoints():
-            if info.metadata.get(_MARK) == "BackupAndRestore" and info.name not in tagged:
+            if info.metadata.get(MARK) == "BackupAndRestore" and info.name not in tagged:
                 store.delete(info.name)
         for info in store.checkpoints(quarantined=True):
-            if info.metadata.get(_MARK) == "BackupAndRestore":
+            if info.metadata.get(MARK) == "BackupAndRestore":
                 store.delete(info.name, quarantined=True)
         store.gc(grace_s=0)
 
@@ -233,9 +191,6 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._batch, self._done = state["epoch"], state["batch"], state["done"]
         self._batches, self._logs = state["batches"], state["logs"]
         self._pending = state
-        # Interrupted between the decision to stop and the end of the fit: it only ends.
-        over = not self._batch and was_stopped(self._others, state["callbacks"])
-        self.model._initial_epoch = sys.maxsize if over else self._epoch
         # What begins an epoch, Keras and the other callbacks, has been done before the save already:
         # all of it is undone before the first step.
         snapshot = Snapshot(self.model) if self._batch else None
@@ -256,9 +211,17 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                     do="build it before fit: call it once, or model.build(shape)",
                 ) from error
 
-    def _before_epoch(self) -> None:
+    def _all_began(self) -> None:
+        """Behind all `on_train_begin`: had one of them raised, a later fit would begin there, too."""
+        if self._pending is not None:
+            # Interrupted between the decision to stop and the end of the fit: it only ends.
+            over = not self._batch and was_stopped(self._others, self._pending["callbacks"])
+            self.model._initial_epoch = sys.maxsize if over else self._epoch
+
+    def _before_epoch(self, epoch: int) -> None:
         """Before all other callbacks begin the first epoch."""
         self.model._initial_epoch = None  # a later fit begins where it is told to
+        assert self._pending is None or epoch == self._epoch  # `_all_began` was called
         if not self._batch:
             self._give_states()
 
@@ -313,7 +276,18 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._backup = backup
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._backup._before_epoch()
+        self._backup._before_epoch(epoch)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         self._backup._give_states()
+
+
+class _Last(keras.callbacks.Callback):  # type: ignore[misc]
+    """Behind all others that begin."""
+
+    def __init__(self, backup: BackupAndRestore) -> None:
+        super().__init__()
+        self._backup = backup
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._backup._all_began()

@@ -24,7 +24,14 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from ckptfmt.errors import MismatchError, UsageError, warn
-from ckptfmt.tensorflow.iterators import describe, in_words, kinds, position_of, set_position
+from ckptfmt.tensorflow.iterators import (
+    describe,
+    in_words,
+    is_generated,
+    kinds,
+    position_of,
+    set_position,
+)
 from ckptfmt.tensorflow.rng import plain_generators, plain_setter
 
 Step = tuple[int, int, Any]
@@ -37,13 +44,9 @@ def running_fit(model: Any) -> tuple[Any, Any]:
     Raises:
         UsageError: No `fit` of this model did.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            found = frame.f_locals.get("epoch_iterator"), frame.f_locals.get("callbacks")
-            if isinstance(found[0], EpochIterator) and found[1] is not None:
-                return found
-        frame = frame.f_back
+    found = _fit_of(model)
+    if found is not None:
+        return found
     raise UsageError(
         "this callback works within model.fit",
         reason="no-fit",
@@ -52,22 +55,44 @@ def running_fit(model: Any) -> tuple[Any, Any]:
     )
 
 
+def callbacks_beside(model: Any) -> Sequence[Any]:
+    """The callbacks of the `fit` that led here; none where no `fit` did."""
+    found = _fit_of(model)
+    return () if found is None else found[1].callbacks
+
+
+def _fit_of(model: Any) -> tuple[Any, Any] | None:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            epochs, callbacks = (
+                frame.f_locals.get("epoch_iterator"),
+                frame.f_locals.get("callbacks"),
+            )
+            if isinstance(epochs, EpochIterator) and callbacks is not None:
+                return epochs, callbacks
+        frame = frame.f_back
+    return None
+
+
 class FitData:
     """The data of one `fit`: hands its iterators to Keras, and knows what they have given."""
 
     def __init__(self, epochs: Any) -> None:
         self._epochs = epochs
         self._make, self._steps = epochs._get_iterator, epochs._enumerate_iterator
-        self._current: Any = iter(self._make())
+        self._made = 0
+        self._current: Any = self._next_iterator()
         self._ready = True  # Keras has not asked for it yet
         self._learned = 0
         # Keras shuffles arrays by an operation that keeps a state. It has drawn an epoch's order
         # before the first batch, so that it says nothing that this state is not saved.
         self._is_array = isinstance(epochs.data_adapter, ArrayDataAdapter)
+        self._distributed = isinstance(self._current, tf.distribute.DistributedIterator)
         self._refusal = ""
         if not isinstance(epochs.data_adapter, (ArrayDataAdapter, TFDatasetAdapter)):
             self._refusal = type(epochs.data_adapter).__name__.removesuffix("Adapter")
-        elif isinstance(self._current, tf.distribute.DistributedIterator):
+        elif self._distributed:
             self._refusal = "distributed data"
         self._dataset = _Dataset(epochs.data_adapter)
         self._before: dict[str, Any] = {}
@@ -120,7 +145,7 @@ class FitData:
             self._note()
         self._noted = False
         if not self._ready:
-            self._current = iter(self._make())
+            self._current = self._next_iterator()
             self._open()
         self._ready = False
         if "position" not in self._resume and self._resume.get("taken"):
@@ -128,12 +153,19 @@ class FitData:
             self._draw_and_drop(self._taken)
         return self._current
 
+    def _next_iterator(self) -> Any:
+        self._made += 1
+        return iter(self._make())
+
     def _enumerate(self) -> Iterator[Step]:
         """The steps of an epoch, without those that were done before a resume."""
         resume, drop, before_first = self._resume, self._drop, self._before_first
         self._drop, self._before_first = 0, lambda: None
         if resume and "position" not in resume:
             self._dataset.restore(resume)
+            if self._dataset.is_pipeline:
+                while self._made < resume.get("iterators", 0):  # each draws a shuffle's next seeds
+                    self._current = self._next_iterator()
             if resume["taken"]:
                 plain_setter(resume["generators"], "fit/data")()
         if self._has_own_iterator():
@@ -154,7 +186,7 @@ class FitData:
         return not self._epochs.steps_per_epoch or self._epochs._current_iterator is None
 
     def _note(self) -> None:
-        if not self._is_array:
+        if self._refusal or not self._is_array:
             self._before = {"generators": plain_generators(), **self._dataset.state()}
         self._noted = True
 
@@ -208,7 +240,7 @@ class FitData:
     def begin_next(self) -> None:
         """Make the iterator of the next epoch already: its seeds are drawn when it is made."""
         if self._has_own_iterator():
-            self._current, self._ready = iter(self._make()), True
+            self._current, self._ready = self._next_iterator(), True
             self._open()
             self._note()
             self._noted = False
@@ -232,7 +264,8 @@ class FitData:
             unused = self._is_array or not self._taken
             position = self._position(self._current, stateful=unused)
         if position is None:
-            return {**made, **self._before, "refusal": self._refusal}
+            made |= {"iterators": self._made, "refusal": self._refusal}
+            return {**made, **self._before}
         made |= {"position": position, "pipeline": self._pipeline()}
         return made if self._opening is None else {**made, "opening": self._opening}
 
@@ -333,6 +366,9 @@ class _Dataset:
         if self._own is None:
             self._methods = None
         self.passes = 0
+        dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
+        self.is_pipeline = isinstance(dataset, tf.data.Dataset) and not is_generated(dataset)
+        """TensorFlow alone makes its elements: an iterator more changes nothing but shuffles' seeds."""
 
     @property
     def is_exact(self) -> bool:

@@ -92,7 +92,7 @@ def position_of(iterator: Any, name: str, *, stateful: bool = False) -> Any:
             where=name,
             do="save outside of tf.function",
         )
-    if _draws_from_generator(iterator._dataset):
+    if is_generated(iterator._dataset):
         raise _refusal(iterator, name, f"{_GENERATOR} does not support checkpointing.")
     try:
         state = _serialized(iterator, _IGNORE)
@@ -117,7 +117,7 @@ def _serialized(iterator: Any, policy: int) -> Any:
     return np.frombuffer(tf.io.serialize_tensor(variants).numpy(), np.uint8)
 
 
-def _draws_from_generator(dataset: Any) -> bool:
+def is_generated(dataset: Any) -> bool:
     """Whether a Python generator gives any of its elements. TensorFlow writes such a pipeline down
     until it has asked the generator for the first one, and never after that."""
     if dataset not in _GENERATED:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import keras
+import tensorflow as tf
 
 from ckptfmt.errors import CkptWarning, UsageError, warn
 from ckptfmt.manager import Keep, Manager
 from ckptfmt.manager import keep as policies
-from ckptfmt.tensorflow.backup import check_save_freq, numbers, refuse_workers
-from ckptfmt.tensorflow.fit_state import model_tree
+from ckptfmt.tensorflow.fit_checks import MARK, check_save_freq, check_store, check_strategy
+from ckptfmt.tensorflow.fit_state import model_tree, numbers
 from ckptfmt.tensorflow.tensors import is_optimizer
 from ckptfmt.types import StrPath
 
@@ -29,7 +30,7 @@ class ModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     Saves are made in the background; the error of one is raised by the next, or at the end of `fit`.
 
     Args:
-        filepath: A store of its own: a directory or a URL.
+        filepath: A store of its own: a directory or a URL. It may lie in another store's folder.
         monitor: The metric that is to be best.
         verbose: 1: say on stdout what is saved.
         save_best_only: Save only what is better than all before. Where `monitor` is not among the
@@ -40,7 +41,8 @@ class ModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         initial_value_threshold: Save only what is better than this.
         keep: What to keep, as in `ckptfmt.Manager`; 1, as with Keras's own: the one saved last.
     Raises:
-        UsageError: An argument makes no sense.
+        UsageError: An argument makes no sense, or it is made for several workers. When `fit` begins:
+            another callback uses the store.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         check_save_freq(save_freq)
+        check_strategy(self, tf.distribute.get_strategy())
         _check_path(str(filepath))
         if mode not in ("auto", "min", "max"):
             raise UsageError(
@@ -91,8 +94,9 @@ class ModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     # -- what Keras calls --------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        refuse_workers(self.model)
+        check_strategy(self, getattr(self.model, "distribute_strategy", None))
         self._manager.wait()  # the error of a save that nobody has seen
+        check_store(self, self._manager, self.model)
         self._seen = self._line_is_clear = False
         self._batch = 0
 
@@ -129,7 +133,7 @@ class ModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self._line_is_clear = True
         optimizer: Any = getattr(self.model, "optimizer", None)
         if is_optimizer(optimizer):
-            self._batches = max(self._batches, int(optimizer.iterations))
+            self._batches = max(self._batches, int(optimizer.iterations.numpy()))
         store = self._manager.store
         newer = [step for step in store.steps() if step > self._batches]
         for step in newer:
@@ -172,7 +176,7 @@ class ModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
                 tree,
                 step=self._batches,
                 metrics=found,
-                metadata={"epoch": self._epoch, "batch": batch},
+                metadata={MARK: "ModelCheckpoint", "epoch": self._epoch, "batch": batch},
             )
         self._tell(f"{where}: saved to {self._manager.store.url} as step {self._batches}")
 

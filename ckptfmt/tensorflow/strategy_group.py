@@ -47,6 +47,11 @@ def rank_of(strategy: Any) -> int:
     return _workers(strategy)[0]
 
 
+def size_of(strategy: Any) -> int:
+    """How many processes train together."""
+    return _workers(strategy)[1]
+
+
 def is_meeting(strategy: Any) -> bool:
     """Whether all workers of a strategy are in one call: they may read what only all of them can."""
     return _workers(strategy)[1] == 1 or bool(_meetings.get(strategy.extended))

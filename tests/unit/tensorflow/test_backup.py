@@ -392,15 +392,135 @@ def test_it_is_of_no_use_outside_of_fit(tmp_path: Path) -> None:
         backup.on_train_begin()
 
 
-def test_several_workers_are_refused(tmp_path: Path) -> None:
-    class Several(tf.distribute.MultiWorkerMirroredStrategy):
-        def __init__(self) -> None:
-            pass
+def mirrored() -> Any:
+    keras.utils.set_random_seed(7)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([layers.Dense(5, "relu"), layers.Dropout(0.5), layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+    return model
 
+
+def copies(model: Any) -> list[bytes]:
+    """Of each variable, on each replica."""
+    metrics = [v for metric in model.metrics for v in metric.variables]
+    found = [v.value for v in [*model.variables, *model.optimizer.variables, *metrics]]
+    return [copy.numpy().tobytes() for one in found for copy in one.values]
+
+
+@pytest.mark.parametrize("data", ["shuffled", pytest.param("arrays", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:fit will resume by drawing")
+def test_a_fit_under_a_mirrored_strategy_resumes_with_both_callbacks(
+    tmp_path: Path, data: str
+) -> None:
+    """In its second epoch, with what each replica has counted so far."""
+
+    def callbacks(run: str) -> list[Any]:
+        backup = ckf.BackupAndRestore(tmp_path / run, save_freq=4)
+        return [backup, ckf.ModelCheckpoint(tmp_path / f"{run}-models", save_freq=4, keep=None)]
+
+    whole = mirrored()
+    history = fit(whole, data, *callbacks("whole"), epochs=2)
+    stopped = callbacks("stopped")
+    with pytest.raises(Interrupted):
+        fit(mirrored(), data, *stopped, Spy(9), epochs=2)
+    for callback in stopped:
+        callback._manager.wait()
+    np.random.random()
+    assert ckptfmt.Store(tmp_path / "stopped").steps() == [8]
+    resumed = mirrored()
+    again = fit(resumed, data, *callbacks("stopped"), epochs=2)
+    assert copies(resumed) == copies(whole)
+    assert again.history == history.history
+    assert ckptfmt.Store(tmp_path / "stopped-models").steps() == [4, 8, 12]
+    alone = keras.Sequential([keras.Input((4,)), *map(layers.Dense, (5, 3))])
+    ckf.restore({"model": alone}, tmp_path / "whole-models", at=12, names="model/dense*")
+    assert np.array_equal(alone.get_weights()[0], whole.get_weights()[0])
+
+
+def test_a_later_fit_begins_where_it_is_told_though_a_callback_failed(tmp_path: Path) -> None:
+    class Refuses(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            raise Interrupted
+
+    interrupted("arrays", tmp_path, 8, 2)
+    model, spy = make(), Spy()
+    with pytest.raises(Interrupted):
+        fit(model, "arrays", ckf.BackupAndRestore(tmp_path, save_freq=2), Refuses())
+    assert model._initial_epoch is None
+    fit(model, "arrays", spy, epochs=1)
+    assert spy.seen[-1][:2] == (0, "epoch")
+    assert model._initial_epoch is None
+    resumed = Spy()
+    fit(make(), "arrays", ckf.BackupAndRestore(tmp_path, save_freq=2), resumed)
+    assert [row[0] for row in resumed.seen if row[1] == "epoch"] == [1, 2]
+
+
+def test_two_callbacks_with_one_store_are_refused_before_anything_is_saved(tmp_path: Path) -> None:
+    def callbacks() -> list[Any]:
+        return [ckf.BackupAndRestore(f"{tmp_path}/"), ckf.ModelCheckpoint(tmp_path)]
+
+    for given in (callbacks(), callbacks()[::-1]):
+        with pytest.raises(
+            UsageError,
+            match=r"one store serves one callback.*"
+            r"(BackupAndRestore and ModelCheckpoint|ModelCheckpoint and BackupAndRestore), both in "
+            r"this fit; give each its own folder.*in the other's: (BackupAndRestore|ModelCheckpoint)\(",
+        ):
+            fit(make(), "arrays", *given)
+    best = [ckf.ModelCheckpoint(tmp_path, save_best_only=flag) for flag in (True, False)]
+    with pytest.raises(UsageError, match="ModelCheckpoint and ModelCheckpoint"):
+        fit(make(), "arrays", *best)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_another_callback_has_used_is_refused(tmp_path: Path) -> None:
+    interrupted("arrays", tmp_path / "a", 8, 2)
+    with pytest.raises(UsageError, match=r"step-\d+6, which BackupAndRestore saved"):
+        fit(make(), "arrays", ckf.ModelCheckpoint(tmp_path / "a"))
+    fit(make(), "arrays", ckf.ModelCheckpoint(tmp_path / "b"), epochs=1)
+    with pytest.raises(UsageError, match=r"step-\d+6, which ModelCheckpoint saved"):
+        fit(make(), "arrays", ckf.BackupAndRestore(tmp_path / "b"), epochs=1)
+    ckptfmt.save({"a": 1}, tmp_path / "c", step=1)
+    with pytest.raises(UsageError, match="which BackupAndRestore did not save"):
+        fit(make(), "arrays", ckf.BackupAndRestore(tmp_path / "c"), epochs=1)
+
+
+def test_the_store_of_one_may_lie_in_that_of_the_other(tmp_path: Path) -> None:
+    """As the error says."""
+    backup = ckf.BackupAndRestore(tmp_path / "backup", save_freq=2, delete_checkpoint=False)
+    fit(make(), "arrays", backup, ckf.ModelCheckpoint(tmp_path, keep=None), epochs=2)
+    assert ckptfmt.Store(tmp_path).steps() == [6, 12]
+    assert ckptfmt.Store(tmp_path / "backup").steps() == [12]
+
+
+class Several(tf.distribute.MultiWorkerMirroredStrategy):
+    """As one of two workers sees it, with no other to wait for."""
+
+    cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=0
+    )
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_several_workers_are_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = (
+        rf"Keras {keras.__version__} has no fit for several workers, so \w+ cannot serve one.*"
+        r"Several with 2 workers.*ckptfmt.Manager\(..., group=strategy\) on every worker"
+    )
     model = make()
     model._distribute_strategy = Several()
-    callbacks: list[Any] = [ckf.BackupAndRestore(tmp_path), ckf.ModelCheckpoint(tmp_path)]
-    for callback in callbacks:
+    kinds = (ckf.BackupAndRestore, ckf.ModelCheckpoint)
+    for kind in kinds:
+        callback: Any = kind(tmp_path)
         callback.set_model(model)
-        with pytest.raises(UsageError, match="one process"):
+        with pytest.raises(UsageError, match=expected):
             callback.on_train_begin()
+    monkeypatch.setattr(tf.distribute, "get_strategy", Several)
+    for kind in kinds:
+        with pytest.raises(UsageError, match=expected):
+            kind(tmp_path)

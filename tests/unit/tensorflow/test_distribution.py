@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import ckptfmt.tensorflow as ckf
 Sharded = tf.__internal__.distribute.ShardedVariable
 KINDS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[2] / "docs/examples/tensorflow_workers.py"
 
 
 @pytest.fixture(scope="module")
@@ -229,24 +232,56 @@ def free_ports(count: int) -> str:
     return ports
 
 
+@pytest.mark.slow
+def test_the_example_of_several_workers_goes_on_where_all_of_them_were(tmp_path: Path) -> None:
+    def run(folder: str, steps: int) -> list[list[str]]:
+        ports = [f"127.0.0.1:{port}" for port in free_ports(2).split(",")]
+        config = {"cluster": {"worker": ports}}
+        command = [sys.executable, EXAMPLE, "--store", tmp_path / folder, "--steps", str(steps)]
+        return together(
+            [
+                (
+                    command,
+                    {"TF_CONFIG": json.dumps({**config, "task": {"type": "worker", "index": n}})},
+                )
+                for n in range(2)
+            ]
+        )
+
+    straight = run("straight", 20)
+    assert straight[0] == straight[1], "both have the same weights"
+    assert straight[0][0] == "starts at step 0"
+    run("two parts", 16)
+    assert ckptfmt.Store(tmp_path / "two parts").steps() == [7, 14]
+    assert run("two parts", 20) == [["starts at step 14", straight[0][1]]] * 2
+
+
 def run_workers(script: Path, folder: Path, *more: str) -> list[Any]:
     """What two workers printed, as JSON on their last line."""
     ports = free_ports(2)
+    commands = [[sys.executable, script, str(rank), ports, folder, *more] for rank in range(2)]
+    said = together([(command, {}) for command in commands])
+    return [json.loads(lines[-1]) if lines else None for lines in said]
+
+
+def together(commands: Sequence[tuple[Sequence[Any], Mapping[str, str]]]) -> list[list[str]]:
+    """The lines that processes print which run at one time: (command, more of the environment)."""
     workers = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), ports, folder, *more],
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **environment},
         )
-        for rank in range(2)
+        for command, environment in commands
     ]
     said = []
     try:
         for worker in workers:
             out, err = worker.communicate(timeout=240)
             assert worker.returncode == 0, err[-3000:]
-            said.append(json.loads(out.splitlines()[-1]) if out else None)
+            said.append(out.splitlines())
     finally:
         for worker in workers:
             worker.kill()
@@ -286,6 +321,20 @@ def test_training_by_two_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert run_workers(script, tmp_path / "broken", "-1") == expected
     assert expected[0]["w"] == expected[1]["w"]
     assert expected[0]["seen"] != expected[1]["seen"]
+
+
+@pytest.mark.slow
+def test_fit_of_keras_does_not_run_among_workers_with_or_without_a_callback(tmp_path: Path) -> None:
+    """Why the callbacks refuse them. Once this fails, they can be asked to serve workers too."""
+    for seen in run_workers(HERE / "fitting_workers.py", tmp_path / "run"):
+        assert seen["alone"].startswith("ValueError: Attempt to convert a value (PerReplica")
+        assert seen["past the first batch"].startswith("ValueError: ")
+        assert "Invalid reduction dimension" in seen["past the first batch"]
+        for name in ("BackupAndRestore", "ModelCheckpoint"):
+            assert seen[name].startswith("UsageError: Keras 3.")
+            assert f"so {name} cannot serve one" in seen[name]
+            assert "with 2 workers" in seen[name]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_an_iterator_that_could_not_be_moved_back_is_not_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:  # as before generators were refused before they begin
-        patch.setattr("ckptfmt.tensorflow.iterators._draws_from_generator", lambda dataset: False)
+        patch.setattr("ckptfmt.tensorflow.iterators.is_generated", lambda dataset: False)
         with pytest.warns(ckptfmt.CkptWarning, match="PyFunc"):
             ckf.save({"data": iter(generated())}, tmp_path)
     target = advanced(generated(), 3)
