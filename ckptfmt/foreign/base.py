@@ -125,6 +125,7 @@ class ForeignTree:
             `ForeignContainer` or `ForeignValue` where one belongs.
         flat: The same as columns.
         file: The file that was opened, where the path given is none itself: a prefix.
+        step, metrics: Of the checkpoint that was exported, where the file tells them.
     """
 
     format: str
@@ -137,6 +138,8 @@ class ForeignTree:
     root: Any = None
     flat: FlatTree | None = None
     file: str = ""
+    step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

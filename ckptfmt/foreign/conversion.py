@@ -81,8 +81,11 @@ def convert(
     )
     if dry_run:
         return _report(None, mapped)
-    if source.info is not None and step is None and name is None:
-        step, name = source.info.step, None if source.info.step is not None else source.info.name
+    metrics_there = mapped.tree.metrics if source.info is None else source.info.metrics
+    if step is None and name is None:
+        step = mapped.tree.step if source.info is None else source.info.step
+        if source.info is not None and step is None:
+            name = source.info.name
     lazy = _source(source.path, mapped.tree)
     tree = lazy.tree()
     backend, request = settle_call(
@@ -91,7 +94,7 @@ def convert(
         step,
         name,
         metadata={**_foreign_metadata(mapped.tree), **metadata},
-        metrics={**(source.info.metrics if source.info is not None else {}), **metrics},
+        metrics={**metrics_there, **metrics},
         if_exists=if_exists,
         options=SaveOptions(codec, chunk_nbytes, digest, durable),
         bases=None,

@@ -29,18 +29,22 @@ _GAP_NBYTES = 1 << 20
 _WILLNEED: Any = getattr(mmap, "MADV_WILLNEED", None)
 
 
-_reads_ahead: ContextVar[bool] = ContextVar("ckptfmt_reads_ahead", default=True)
+_locating: ContextVar[bool] = ContextVar("ckptfmt_locating", default=False)
 
 
 @contextmanager
-def no_read_ahead() -> Iterator[None]:
-    """Maps that are opened within this are not read ahead: where the values are is asked, but hardly
-    one of them is."""
-    token = _reads_ahead.set(False)
+def locating() -> Iterator[None]:
+    """Where the values are is asked for in files that are opened within this, but hardly one of them:
+    they are not read ahead, and their checksums are not compared."""
+    token = _locating.set(True)
     try:
         yield
     finally:
-        _reads_ahead.reset(token)
+        _locating.reset(token)
+
+
+def is_locating() -> bool:
+    return _locating.get()
 
 
 class FileMap(mmap.mmap):
@@ -84,7 +88,7 @@ def open_map(path: str, where: str) -> tuple[FileMap | None, int]:
     finally:
         os.close(descriptor)
     if made is not None:
-        made.path, made.is_read_ahead = path, _reads_ahead.get()
+        made.path, made.is_read_ahead = path, not is_locating()
     return made, nbytes
 
 

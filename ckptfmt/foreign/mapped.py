@@ -76,7 +76,7 @@ def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence
         for name in change.before
     }
     return Mapped(
-        replace(made, tensors=tensors, file=tree.file),
+        replace(made, tensors=tensors, file=tree.file, step=tree.step, metrics=tree.metrics),
         _renamed(tensors.values())
         | {
             x.origin[0]: n

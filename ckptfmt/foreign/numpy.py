@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,13 @@ from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.inflating import Inflater
 from ckptfmt.foreign.mapping import map_file
 from ckptfmt.foreign.npy import HEAD_NBYTES_MAX, MAGIC, REASON, npy_tensor, parse_npy
+from ckptfmt.foreign.tree_record import RECORD_KEY, RECORD_NBYTES_MAX, with_record
 from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
 from ckptfmt.foreign.zip_archive import ZipArchive, ZipEntry
 
 FORMAT = "numpy"
 SUFFIX = ".npy"
+RECORD_MAGIC = RECORD_KEY.encode() + b"\0"
 _FORTRAN_NBYTES_MAX = 256 << 20
 
 
@@ -62,7 +65,10 @@ def _read_npz(archive: ZipArchive) -> ForeignTree:
     """The arrays by their names, as `numpy.load` has them."""
     root: dict[str, Any] = {}
     skipped: dict[str, str] = {}
+    text = _record(archive)
     for entry in archive.entries.values():
+        if entry.name == RECORD_KEY + SUFFIX and text is not None:
+            continue
         if not entry.name.endswith(SUFFIX):
             skipped[entry.name] = "an entry that is no array"
             continue
@@ -70,7 +76,26 @@ def _read_npz(archive: ZipArchive) -> ForeignTree:
             root[entry.name.removesuffix(SUFFIX)] = _entry_tensor(archive, entry)
         except UnsupportedError as error:
             skipped[entry.name.removesuffix(SUFFIX)] = f"{error.what}: {error.found}"
-    return tree_of(root, FORMAT, skipped=skipped)
+    return with_record(tree_of(root, FORMAT, skipped=skipped), archive.where, text)
+
+
+def _record(archive: ZipArchive) -> str | None:
+    """What an export of ours has to say beside, in the archive's comment or in an entry."""
+    data = archive.comment
+    entry = archive.entries.get(RECORD_KEY + SUFFIX)
+    if entry is not None and archive.is_stored(entry):
+        data = archive.read(entry, RECORD_NBYTES_MAX)
+        data = data[max(0, data.find(RECORD_MAGIC)) :]
+    if not data.startswith(RECORD_MAGIC):
+        return None
+    inflater = zlib.decompressobj()
+    try:
+        made = inflater.decompress(data[len(RECORD_MAGIC) :], RECORD_NBYTES_MAX)
+        if inflater.eof:
+            return made.decode()
+    except (zlib.error, UnicodeDecodeError):
+        pass
+    raise archive.corrupt("the record of the tree is damaged, or too long", "record")
 
 
 def _entry_tensor(archive: ZipArchive, entry: ZipEntry) -> ForeignTensor:

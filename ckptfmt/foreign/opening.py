@@ -217,7 +217,7 @@ class ForeignCheckpoint(Mapping[str, Any]):
             return self._info
         return CheckpointInfo(
             name=os.path.basename(os.path.normpath(self.path)),
-            step=None,
+            step=self.foreign.step,
             generation=0,
             created=datetime.fromtimestamp(os.stat(self.foreign.file or self.path).st_mtime, UTC),
             url=self.path,
@@ -227,7 +227,7 @@ class ForeignCheckpoint(Mapping[str, Any]):
             tensors=len(self.foreign.tensors),
             digest="",
             metadata=dict(self.foreign.metadata),
-            metrics={},
+            metrics=dict(self.foreign.metrics),
             parent=None,
             writer=self.foreign.format,
             seconds=0.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ckptfmt.foreign.safetensors_header import (
     FileHeader,
     parse_header,
 )
+from ckptfmt.foreign.tree_record import RECORD_KEY, with_record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,9 +56,12 @@ class SafetensorsImporter(Importer):
         return head[LENGTH_NBYTES:] == b"{" and 2 <= length <= HEADER_NBYTES_MAX
 
     def read(self, path: str) -> ForeignTree:
-        from ckptfmt.foreign.safetensors_tree import with_tree
-
-        return with_tree(self._read(path), os.path.basename(path))
+        flat = self._read(path)
+        text = flat.metadata.get(RECORD_KEY)
+        if not isinstance(text, str):
+            return flat
+        metadata = {key: value for key, value in flat.metadata.items() if key != RECORD_KEY}
+        return with_record(replace(flat, metadata=metadata), os.path.basename(path), text)
 
     def _read(self, path: str) -> ForeignTree:
         # Imported here: the folder reader needs this module's single files.

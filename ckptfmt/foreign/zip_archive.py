@@ -54,6 +54,7 @@ class ZipArchive:
 
     def __init__(self, path: str, where: str, reason: str) -> None:
         self.where, self.reason, self._base = where, reason, 0
+        self.comment = b""
         data, self.nbytes = open_map(path, where)
         if data is None or self.nbytes < _END.size:
             raise self.corrupt("too short for a ZIP archive", "zip")
@@ -95,6 +96,7 @@ class ZipArchive:
         _, disk, first, here, count, nbytes, start, comment = _END.unpack_from(self.data, base + at)
         if at + _END.size + comment != self.nbytes or disk or first or here != count:
             raise self.corrupt("the end of the ZIP directory is malformed", "zip")
+        self.comment = self._bytes(at + _END.size, comment)
         if at >= _END64_AT.size:
             mark, disk, at64, disks = _END64_AT.unpack_from(self.data, base + at - _END64_AT.size)
             if mark == b"PK\6\7":

@@ -15,6 +15,8 @@ from ckptfmt.foreign.protobuf import bytes_field, int_field, parse_fields
 from ckptfmt.foreign.sstable import corrupt
 
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+RECORD_FIELD = 50_001
+"""Of the graph: what an export of ours has to say beside (`tree_record`). TensorFlow skips it."""
 ALIASES_MAX = 32
 DEPTH_MAX = 256
 Keys = tuple[str, ...]
@@ -57,6 +59,14 @@ def parse_graph(data: bytes, where: str) -> list[Node]:
         if numbers and max(numbers) >= count:
             raise corrupt("an object that is not there", "graph", where, count, max(numbers))
     return nodes
+
+
+def record_in(data: bytes, where: str) -> str | None:
+    """The text of the record in a graph, if there is one."""
+    for number, kind, value in parse_fields(data, where):
+        if number == RECORD_FIELD:
+            return _text(bytes_field(value, kind, "record", where), where)
+    return None
 
 
 def _parse_node(data: bytes, where: str) -> Node:

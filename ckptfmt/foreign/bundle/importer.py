@@ -10,7 +10,7 @@ import numpy as np
 from ckptfmt.errors import NotFoundError
 from ckptfmt.foreign.base import ForeignTree, Importer
 from ckptfmt.foreign.bundle.entries import check_size
-from ckptfmt.foreign.bundle.graph import GRAPH_KEY, Node, parse_graph
+from ckptfmt.foreign.bundle.graph import GRAPH_KEY, Node, parse_graph, record_in
 from ckptfmt.foreign.bundle.index import BundleIndex, parse_index
 from ckptfmt.foreign.bundle.names import name_plainly, settle
 from ckptfmt.foreign.bundle.object_names import name_objects
@@ -27,6 +27,7 @@ from ckptfmt.foreign.bundle.tensors import BundleTensors, NameKeys
 from ckptfmt.foreign.bundle.types import STRING, TYPES
 from ckptfmt.foreign.bundle.values import DataFiles
 from ckptfmt.foreign.sstable import corrupt
+from ckptfmt.foreign.tree_record import with_record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,13 +54,14 @@ class TensorBundleImporter(Importer):
                 where = f"{name}{INDEX_SUFFIX}, entry {ascii(index.names[row])[:200]}"
                 check_size(index.columns.entry(row), where)
         rows = {key: row for row, key in enumerate(index.names)}
-        nodes = _graph(index, files, rows.pop(GRAPH_KEY, -1))
+        nodes, text = _graph(index, files, rows.pop(GRAPH_KEY, -1))
         skipped = _skipped(index)
         rows = {key: row for key, row in rows.items() if key not in skipped} if skipped else rows
         named = name_objects(rows, nodes) if nodes else name_plainly(rows)
         settle(named, name)
         tensors = BundleTensors(index, files, rows, named)
-        return ForeignTree(FORMAT, tensors, skipped=skipped, keys=NameKeys(tensors), file=opened)
+        flat = ForeignTree(FORMAT, tensors, skipped=skipped, keys=NameKeys(tensors), file=opened)
+        return with_record(flat, name, text)
 
 
 def _open_files(prefix: str, index: BundleIndex) -> DataFiles:
@@ -128,14 +130,15 @@ def _skipped(index: BundleIndex) -> dict[str, str]:
     return skipped
 
 
-def _graph(index: BundleIndex, files: DataFiles, row: int) -> list[Node]:
-    """The object graph, or nothing in a bundle that has none."""
+def _graph(index: BundleIndex, files: DataFiles, row: int) -> tuple[list[Node], str | None]:
+    """The object graph, or nothing in a bundle that has none; and what an export added to it."""
     if row < 0:
-        return []
+        return [], None
     entry = index.entry(row)
     if entry.type != STRING or entry.shape or entry.slices:
         raise corrupt("the object graph is no string", "graph", index.names[row])
     if entry.nbytes > GRAPH_NBYTES_MAX:
         raise corrupt("the object graph is too long", "limit", files.where(entry))
     (data,) = files.fetch(entry, GRAPH_KEY).reshape(-1).tolist()
-    return parse_graph(data, f"{files.where(entry)}, object graph")
+    where = f"{files.where(entry)}, object graph"
+    return parse_graph(data, where), record_in(data, where)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckptfmt.foreign.base import ForeignTensor, like
+from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.bundle.index import BundleIndex
 from ckptfmt.foreign.bundle.names import Names
 from ckptfmt.foreign.bundle.slices import Pieces, join, join_box, parse_pieces
@@ -49,10 +49,10 @@ class BundleTensors(Mapping[str, ForeignTensor]):
 
     def __getitem__(self, name: str) -> ForeignTensor:
         key = self._foreign[name]
-        return BundleTensor(name, key, self, self._rows[key])
+        return _BundleTensor(name, key, self, self._rows[key])
 
 
-class BundleTensor(ForeignTensor):
+class _BundleTensor(ForeignTensor):
     """A tensor whose attributes are looked up when they are asked for.
 
     To list 50,000 tensors takes half as long as with those of the base class, filled.
@@ -101,12 +101,6 @@ class BundleTensor(ForeignTensor):
         if pieces is None:
             return partial(files.fetch, self._entry, self.foreign_name)
         return partial(join, files, pieces, self.foreign_name)
-
-    def unchecked(self) -> ForeignTensor:
-        """This tensor, of a file whose bytes are known: its checksum is not compared."""
-        if self._pieces is not None or self._entry.type == STRING:
-            return self
-        return like(self, fetch=partial(self._all.files.view, self._entry))
 
     @property
     def box(self) -> BoxReader | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ckptfmt.foreign.bundle.types import BOOL, STRING, TYPES, Entry
 from ckptfmt.foreign.crc32c import crc32c, masked
-from ckptfmt.foreign.file_map import FileMap, open_map
+from ckptfmt.foreign.file_map import FileMap, is_locating, open_map
 from ckptfmt.foreign.mapping import gathered, word
 from ckptfmt.foreign.protobuf import parse_varint
 from ckptfmt.foreign.sstable import corrupt
@@ -38,6 +38,7 @@ class DataFiles:
         for shard, path in paths.items():
             self._maps[shard], self.sizes[shard] = open_map(path, self.names[shard])
         self._checked: set[tuple[int, int, int]] = set()
+        self._is_located = is_locating()
 
     def where(self, entry: Entry) -> str:
         """File and byte range."""
@@ -53,10 +54,6 @@ class DataFiles:
         data = self._maps[entry.shard]
         assert data is not None  # the index has been compared with its size
         return np.frombuffer(data, np.uint8, entry.nbytes, entry.offset)
-
-    def view(self, entry: Entry) -> NDArray[Any]:
-        """The values of a tensor that is no string, unchecked."""
-        return _view(self.raw(entry), entry, self.big_endian)
 
     def fetch(self, entry: Entry, name: str) -> NDArray[Any]:
         """The values of a tensor, or of a slice of one, read-only; mapped where the layout allows.
@@ -83,7 +80,7 @@ class DataFiles:
 
     def _check_raw(self, entry: Entry, at: str) -> None:
         """Compare the checksum of a whole tensor, and the values of a bool."""
-        if not self._is_new(entry):
+        if self._is_located or not self._is_new(entry):
             return
         raw, crc = self.raw(entry), 0
         for start in range(0, raw.size, _BLOCK_NBYTES):

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.base import ForeignTree
 from ckptfmt.foreign.exporters.staging import Staging, split_destination
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value
-from ckptfmt.foreign.file_map import no_read_ahead
+from ckptfmt.foreign.file_map import locating
 from ckptfmt.foreign.registry import detect_format, read_foreign
+from ckptfmt.foreign.tree_record import RECORD_KEY
 from ckptfmt.format import dtype_of
 
+IN_RECORD = f"{RECORD_KEY} in the metadata"
+"""Where a value is that the format has no place for."""
 _WIDE: Mapping[type, type[np.generic]] = {
     bool: np.bool_,
     float: np.float64,
@@ -59,6 +62,12 @@ class ExportPlan:
     def skip(self, tensor: ExportTensor, reason: str) -> None:
         self.skipped.update(dict.fromkeys(tensor.names, reason))
 
+    def skip_values(self, names: Iterable[str], reason: str) -> None:
+        """Values that were to be notes, where there is no place for notes."""
+        for name in names:
+            self.skipped[name] = reason
+            self.transformed.pop(name, None)
+
     def stored(self, tensor: ExportTensor) -> tuple[str, tuple[int, ...]]:
         """Dtype and shape that the importer is to find."""
         return self.dtypes.get(tensor.name, tensor.dtype), tensor.shape
@@ -67,7 +76,7 @@ class ExportPlan:
         self, named: Callable[[str], str], refuse: Callable[[ExportTensor], str]
     ) -> None:
         """Carry numbers and texts as tensors without axes, as other formats have nothing else; what
-        is neither is skipped.
+        is neither is a note.
 
         Args:
             named: A leaf's name in the file.
@@ -77,12 +86,16 @@ class ExportPlan:
             made = scalar_tensor(name, value)
             reason = refuse(made) if made is not None else ""
             if made is None or reason:
-                kind = type(value).__name__
-                self.skipped[name] = reason or f"a value ({kind}): the format holds tensors"
+                self.carry_in_record(name)
                 continue
             self.tensors.append(made)
             self.names[name] = named(name)
             self.transformed[name] = f"a tensor of {made.dtype}"
+
+    def carry_in_record(self, name: str) -> None:
+        """A value that the format cannot hold is a note beside, which imports read."""
+        self.names[name] = IN_RECORD
+        self.transformed[name] = "a note that an import reads"
 
     def values(self) -> list[tuple[str, Any]]:
         """The plain values by name."""
@@ -111,12 +124,14 @@ class Exporter(ABC):
     Attributes:
         shape: What an export is: a file, or several of one prefix; or a folder.
         keeps_composites: Tensors of tensors (sparse, quantized) are such again.
+        has_record: What the format cannot say stands beside, and an import gives the same tree.
         parent, name: Of the destination.
     """
 
     format: str
     shape: Literal["file", "folder"] = "file"
     keeps_composites = False
+    has_record = True
 
     def __init__(self, dst: str) -> None:
         self.parent, self.name = split_destination(dst)
@@ -140,9 +155,11 @@ class Exporter(ABC):
             of a folder nothing.
         """
 
-    @abstractmethod
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        """What the file that was written says: name of a leaf -> tensor. By the importer."""
+    def read_back(self, plan: ExportPlan, staging: Staging) -> ForeignTree:
+        """What the importer finds in what was written, under the names of the leaves."""
+        path = staging.folder if self.shape == "folder" else staging.path(self.name)
+        with locating():
+            return read_foreign(path, source_format=self.format)
 
     @property
     def path(self) -> str:
@@ -158,9 +175,3 @@ class Exporter(ABC):
 
     def published(self) -> None:  # noqa: B027  (most formats need nothing)
         """Called when all files have their names."""
-
-
-def read_written(path: str, file_format: str) -> Mapping[str, ForeignTensor]:
-    """What the importer of a format finds in a file."""
-    with no_read_ahead():
-        return read_foreign(path, source_format=file_format).tensors

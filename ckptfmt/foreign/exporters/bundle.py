@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckptfmt.errors import CorruptError, UnsupportedError
-from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.bundle.graph import GRAPH_KEY
+from ckptfmt.foreign.bundle.graph import GRAPH_KEY, RECORD_FIELD
 from ckptfmt.foreign.bundle.names import ALIASES, ATTRIBUTES, FULL_NAME, VALUE
 from ckptfmt.foreign.bundle.object_names import STATE
 from ckptfmt.foreign.bundle.paths import INDEX_SUFFIX, STATE_FILE, read_state, shard_path
-from ckptfmt.foreign.bundle.tensors import BundleTensor
 from ckptfmt.foreign.bundle.types import QUANTIZED, STRING, TYPES
 from ckptfmt.foreign.crc32c import crc32c, masked
-from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
+from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
 from ckptfmt.foreign.exporters.names import keys_of
+from ckptfmt.foreign.exporters.record import note_keys, record_of
 from ckptfmt.foreign.exporters.staging import Staging, replace_file
 from ckptfmt.foreign.exporters.stream import ExportStream
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, raw_bytes
@@ -71,6 +70,7 @@ class TensorBundleExporter(Exporter):
                 if name != tensor.name:
                     plan.transformed[name] = f"another path to {tensor.name}"
         plan.carry_scalars(lambda name: _object_key(name, paths), _reason)
+        note_keys(plan)
         plan.dtypes.update(
             {t.name: "bytes" for t in plan.tensors if t.array is not None and t.dtype == "string"}
         )
@@ -92,17 +92,14 @@ class TensorBundleExporter(Exporter):
                 else:
                     rows.append((key, _put_tensor(stream, tensor, pieces)))
             graph = np.empty((), object)
-            graph[()] = plan.state.pack()
+            # TensorFlow passes fields over that it does not know.
+            text = record_of(plan, is_plain=lambda name, key: False).encode()
+            graph[()] = plan.state.pack() + (pack_field(RECORD_FIELD, text) if text else b"")
             rows.append((GRAPH_KEY.encode(), _put_strings(stream, graph)))
         # One shard, little-endian, version 1 of the producer.
         header = pack_field(1, 1) + pack_field(3, pack_field(1, 1))
         staging.put(index, pack_table([(b"", header), *sorted(rows)]))
         return [(name, name) for name in self._names]
-
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        tensors = read_written(staging.path(self.name), self.format)
-        by_key = {tensor.foreign_name: _unchecked(tensor) for tensor in tensors.values()}
-        return {name: by_key[key] for name, key in plan.names.items() if key in by_key}
 
     def published(self) -> None:
         """Let the folder's `checkpoint` file name this one as the latest, as TensorFlow does."""
@@ -116,10 +113,6 @@ class TensorBundleExporter(Exporter):
         lines = [f"model_checkpoint_path: {_quoted(self.name)}"]
         lines += [f"all_model_checkpoint_paths: {_quoted(name)}" for name in (*every, self.name)]
         replace_file(path, "".join(f"{line}\n" for line in lines).encode())
-
-
-def _unchecked(tensor: ForeignTensor) -> ForeignTensor:
-    return tensor.unchecked() if isinstance(tensor, BundleTensor) else tensor
 
 
 def _reason(tensor: ExportTensor) -> str:

@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ckptfmt.errors import UnsupportedError
-from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
 from ckptfmt.foreign.exporters.names import joined_names
 from ckptfmt.foreign.exporters.pickle_writer import Call, Instance, Named, pack_pickle
+from ckptfmt.foreign.exporters.record import note_keys, record_of
 from ckptfmt.foreign.exporters.staging import Staging
 from ckptfmt.foreign.exporters.stream import ExportStream
 from ckptfmt.foreign.exporters.torch_layout import Layout, torch_dtype, torch_shape, write_archive
 from ckptfmt.foreign.exporters.torch_values import plain
-from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, boxes
-from ckptfmt.foreign.pytorch.dtypes import X2, TorchDtype
-from ckptfmt.format import dtype_named, numpy_dtype, parse_key, split_name
+from ckptfmt.foreign.exporters.tree import ExportTree, boxes
+from ckptfmt.foreign.pytorch.dcp_metadata import RECORD_ATTRIBUTE
+from ckptfmt.foreign.pytorch.dtypes import TorchDtype
+from ckptfmt.format import parse_key, split_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,8 +44,6 @@ class _Item:
     sizes: tuple[int, ...]
     start: int
     nbytes: int
-    data: int = 0
-    """Where in the data file the piece's own bytes begin."""
 
 
 @dataclass(slots=True)
@@ -94,12 +91,13 @@ class DcpExporter(Exporter):
             try:
                 made, remark = plain(value)
                 plan.state.pickles[name] = pack_pickle(made)
-            except UnsupportedError as error:
-                plan.skipped[name] = f"a value of the type {error.found}, which is code for torch"
+            except UnsupportedError:  # code, for torch
+                plan.carry_in_record(name)
                 continue
             plan.names[name] = joined[name]
             if remark:
                 plan.transformed[name] = remark
+        note_keys(plan)
         return plan
 
     def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
@@ -117,17 +115,6 @@ class DcpExporter(Exporter):
         staging.put(_METADATA, pack_pickle(_metadata(plan)))
         return []
 
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        by_name: dict[str, list[_Item]] = {}
-        for item in plan.state.written:
-            if item.offsets is not None:
-                by_name.setdefault(item.name, []).append(item)
-        path = staging.path(_DATA)
-        return {
-            tensor.name: _lazily(path, tensor, plan.state.dtypes[tensor.name], by_name[tensor.name])
-            for tensor in plan.tensors
-        }
-
 
 def _put(
     stream: ExportStream,
@@ -140,12 +127,14 @@ def _put(
     offsets = torch_shape(tuple(side.start for side in box), dtype)
     start = stream.position
     data = [(layout.nbytes, layout.bytes_of([piece]))]
-    (at,) = write_archive(stream, _TOP, pack_pickle(layout.call("0")), data)
-    return _Item(name, offsets, layout.shape, start, stream.position - start, at)
+    write_archive(stream, _TOP, pack_pickle(layout.call("0")), data)
+    return _Item(name, offsets, layout.shape, start, stream.position - start)
 
 
 def _metadata(plan: ExportPlan) -> Instance:
-    """torch's `Metadata`: what there is, how it is nested, and where it stands."""
+    """torch's `Metadata`: what there is, how it is nested, and where it stands; and as an attribute
+    that torch does not look at, what an import reads beside."""
+    record = record_of(plan, is_plain=lambda name, fqn: False)
     state: dict[str, Instance] = {}
     rows: list[tuple[Instance, Instance]] = []
     pieces: dict[str, list[Instance]] = {}
@@ -177,10 +166,13 @@ def _metadata(plan: ExportPlan) -> Instance:
         f"{_CLASSES}.Metadata",
         {
             "state_dict_metadata": state,
-            "planner_data": {plan.names[name]: _path(plan.tree, name) for name in plan.names},
+            "planner_data": {
+                fqn: _path(plan.tree, name) for name, fqn in plan.names.items() if fqn in state
+            },
             "storage_data": dict(rows),
             "storage_meta": None,
             "version": _VERSION,
+            **({RECORD_ATTRIBUTE: record} if record else {}),
         },
     )
 
@@ -199,31 +191,3 @@ def _path(tree: ExportTree, name: str) -> tuple[str | int, ...]:
         made.append(int(part) if is_position else str(parse_key(part)))
         above = f"{above}/{part}" if above else part
     return tuple(made)
-
-
-def _lazily(
-    path: str, tensor: ExportTensor, dtype: TorchDtype, items: Sequence[_Item]
-) -> ForeignTensor:
-    """The tensor, of the bytes of its pieces in the file that was written."""
-    by_offsets = {item.offsets: item for item in items}
-    known = dtype_named(tensor.dtype)
-    assert known is not None
-
-    def box(sides: tuple[slice, ...]) -> NDArray[Any]:
-        item = by_offsets[torch_shape(tuple(side.start for side in sides), dtype)]
-        shape = tuple(side.stop - side.start for side in sides)
-        raw = np.fromfile(path, np.uint8, Layout(shape, dtype).nbytes, offset=item.data)
-        if dtype.name == X2:
-            raw = np.stack([raw & 0xF, raw >> 4], axis=-1).reshape(-1)
-        return raw.view(numpy_dtype(known)).reshape(shape)
-
-    return ForeignTensor(
-        name=tensor.name,
-        foreign_name=tensor.name,
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        nbytes=tensor.nbytes,
-        where=path,
-        fetch=lambda: box(tuple(slice(0, n) for n in tensor.shape)),
-        box=box,
-    )

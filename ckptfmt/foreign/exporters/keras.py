@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ckptfmt.errors import CorruptError, MissingExtraError, NotFoundError
-from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
 from ckptfmt.foreign.exporters.failures import library_writing
 from ckptfmt.foreign.exporters.keras_layout import (
@@ -20,11 +19,10 @@ from ckptfmt.foreign.exporters.keras_layout import (
     model_root,
     optimizer_layout,
 )
+from ckptfmt.foreign.exporters.record import record_of
 from ckptfmt.foreign.exporters.staging import Staging
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, boxes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from ckptfmt.foreign.tree_record import RECORD_KEY
 
 _BFLOAT16 = "bfloat16"
 
@@ -62,8 +60,8 @@ class KerasExporter(Exporter):
                 continue
             plan.tensors.append(tensor)
             plan.names[tensor.name] = paths[tensor.name]
-        for name, value in plan.values():
-            plan.skipped[name] = f"a value ({type(value).__name__}): the format holds variables"
+        for name, _ in plan.values():
+            plan.carry_in_record(name)
         return plan
 
     def write(self, plan: ExportPlan, staging: Staging) -> Sequence[tuple[str, str]]:
@@ -75,6 +73,9 @@ class KerasExporter(Exporter):
         ):
             for group in plan.state:
                 _group(file, group)
+            record = record_of(plan, is_plain=lambda name, path: False)
+            if record:  # which Keras does not ask for
+                file.create_dataset(RECORD_KEY, data=np.frombuffer(record.encode(), np.uint8))
             for tensor, pieces in plan.tree.read(plan.tensors):
                 path = plan.names[tensor.name]
                 made = file.create_dataset(path, tensor.shape, _stored_dtype(tensor))
@@ -87,10 +88,6 @@ class KerasExporter(Exporter):
                         made[box] = piece.view(_stored_dtype(tensor))
         staging.sync()
         return [(self.name, self.name)]
-
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        path = staging.path(self.name)
-        return {t.name: _lazily(path, plan.names[t.name], t) for t in plan.tensors}
 
 
 @contextmanager
@@ -116,26 +113,6 @@ def _group(file: Any, group: Variables) -> None:
 
 def _stored_dtype(tensor: ExportTensor) -> np.dtype[Any]:
     return np.dtype("V2") if tensor.dtype == _BFLOAT16 else tensor.numpy_dtype
-
-
-def _lazily(path: str, where: str, tensor: ExportTensor) -> ForeignTensor:
-    def box(sides: tuple[slice, ...]) -> NDArray[Any]:
-        import h5py
-
-        with h5py.File(path, "r") as file:
-            made = np.asarray(file[where][sides])
-        return made.view(tensor.numpy_dtype) if made.dtype.kind == "V" else made
-
-    return ForeignTensor(
-        name=tensor.name,
-        foreign_name=where,
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        nbytes=tensor.nbytes,
-        where=where,
-        fetch=lambda: box(tuple(slice(0, n) for n in tensor.shape)),
-        box=box,
-    )
 
 
 def load_exporter(dst: str) -> KerasExporter:

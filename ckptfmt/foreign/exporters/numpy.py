@@ -7,6 +7,7 @@ that an import maps them.
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -14,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
+from ckptfmt.foreign.base import ForeignTree
+from ckptfmt.foreign.exporters.base import IN_RECORD, Exporter, ExportPlan
+from ckptfmt.foreign.exporters.record import record_of
 from ckptfmt.foreign.exporters.staging import Staging
 from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, raw_bytes
-from ckptfmt.foreign.exporters.zip_writer import ZipWriter
+from ckptfmt.foreign.exporters.zip_writer import COMMENT_NBYTES_MAX, ZipWriter
+from ckptfmt.foreign.numpy import RECORD_MAGIC
+from ckptfmt.foreign.tree_record import RECORD_KEY
 from ckptfmt.format import dtype_named, dtype_of
 
 _SUFFIX = ".npy"
@@ -29,21 +33,35 @@ class NumpyExporter(Exporter):
 
     format = "numpy"
 
+    def __init__(self, dst: str) -> None:
+        super().__init__(dst)
+        self.has_record = not self._is_array
+
     def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
         plan = ExportPlan(tree)
         # The format knows no ties: a tensor is written under each of its names.
         every = [replace(t, names=[name]) for t in tree.tensors for name in t.names]
         plan.carry_scalars(str, lambda tensor: "")
         every += [_as_numpy(tensor) for tensor in plan.tensors]
-        plan.tensors, plan.names = [], {}
+        notes = {name: place for name, place in plan.names.items() if place == IN_RECORD}
+        plan.tensors, plan.names, plan.state = [], dict(notes), {}
+        if self._is_array:
+            plan.names = {}
+            plan.skip_values(notes, "a value: the format holds one array")
         for tensor in every:
             reason = _reason(tensor, is_array=self._is_array, is_first=not plan.tensors)
+            if reason and tensor.array is not None and not self._is_array:
+                plan.carry_in_record(tensor.name)
+                continue
             if reason:
                 plan.skip(tensor, reason)
                 plan.transformed.pop(tensor.name, None)
                 continue
             plan.tensors.append(tensor)
             plan.names[tensor.name] = tensor.name
+            if tensor.numpy_dtype.type.__module__ != "numpy":
+                plan.state[tensor.name] = tensor.dtype
+                plan.transformed[tensor.name] = f"{tensor.dtype} as raw bytes, as NumPy has it"
             first = tree.leaves[tensor.name]
             if isinstance(first, ExportTensor) and first.name != tensor.name:
                 plan.transformed[tensor.name] = f"a copy of {first.name}"
@@ -57,7 +75,7 @@ class NumpyExporter(Exporter):
         with staging.stream(self.name, plan.nbytes) as stream:
             archive = ZipWriter(stream)
             for tensor, pieces in plan.tree.read(plan.tensors):
-                head = _header(tensor)
+                head = _header(tensor.numpy_dtype, tensor.shape)
                 if self._is_array:
                     stream.put(head)
                     for piece in pieces:
@@ -66,23 +84,38 @@ class NumpyExporter(Exporter):
                     data: Iterator[Any] = chain([head], map(raw_bytes, pieces))
                     archive.add(tensor.name + _SUFFIX, len(head) + tensor.nbytes, data)
             if not self._is_array:
-                archive.finish()
+                text = record_of(plan, dtypes=plan.state)
+                archive.finish(_put_record(archive, text))
         return [(self.name, self.name)]
 
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        found = read_written(staging.path(self.name), self.format)
-        if self._is_array:
-            return dict(zip(plan.names, found.values()))
-        return {tensor.foreign_name: tensor for tensor in found.values()}
+    def read_back(self, plan: ExportPlan, staging: Staging) -> ForeignTree:
+        found = super().read_back(plan, staging)
+        if not self._is_array:
+            return found
+        return replace(found, tensors=dict(zip(plan.names, found.tensors.values())))
+
+
+def _put_record(archive: ZipWriter, text: str) -> bytes:
+    """Where readers do not look: the archive's comment; an entry if it is too long for that."""
+    packed = RECORD_MAGIC + zlib.compress(text.encode()) if text else b""
+    if len(packed) <= COMMENT_NBYTES_MAX:
+        return packed
+    raw = np.frombuffer(packed, np.uint8)
+    head = _header(raw.dtype, raw.shape)
+    archive.add(RECORD_KEY + _SUFFIX, len(head) + raw.size, [head, raw])
+    return b""
 
 
 def _reason(tensor: ExportTensor, *, is_array: bool, is_first: bool) -> str:
     """Why a tensor cannot be carried, or ""."""
     known = dtype_named(tensor.dtype)
-    if known is None or tensor.is_variable or tensor.numpy_dtype.type.__module__ != "numpy":
+    is_raw = tensor.numpy_dtype.type.__module__ != "numpy"
+    if known is None or tensor.is_variable or (is_raw and (is_array or known.bits < 8)):
         return f"numpy.load has no dtype {tensor.dtype} without pickles"
     if is_array:
         return "" if is_first else "a second array: the format holds one"
+    if tensor.name == RECORD_KEY:
+        return "a name that the archive keeps for itself"
     parts = tensor.name.split("/")
     drive = len(parts[0]) > 1 and parts[0][1] == ":"
     if "\0" in tensor.name or "\\" in tensor.name or drive or "." in parts or ".." in parts:
@@ -100,13 +133,14 @@ def _as_numpy(tensor: ExportTensor) -> ExportTensor:
     return replace(tensor, array=array, dtype=dtype_of(array).name)
 
 
-def _header(tensor: ExportTensor) -> bytes:
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     out = io.BytesIO()
-    dtype = tensor.numpy_dtype
+    if dtype.type.__module__ != "numpy":
+        dtype = np.dtype((np.void, dtype.itemsize))
     fields = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,
-        "shape": tensor.shape,
+        "shape": shape,
     }
     np.lib.format.write_array_header_1_0(out, fields)
     return out.getvalue()

@@ -12,12 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ckptfmt.errors import UnsupportedError
-from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, scalar_tensor
+from ckptfmt.foreign.exporters.base import IN_RECORD, Exporter, ExportPlan, scalar_tensor
 from ckptfmt.foreign.exporters.failures import library_writing
+from ckptfmt.foreign.exporters.record import note_keys, record_of
 from ckptfmt.foreign.exporters.staging import Staging
 from ckptfmt.foreign.exporters.tree import (
     PIECE_NBYTES,
@@ -26,7 +24,8 @@ from ckptfmt.foreign.exporters.tree import (
     Value,
     boxes,
 )
-from ckptfmt.format import dtype_of, escape_key, parse_key, split_name
+from ckptfmt.foreign.tree_record import RECORD_KEY
+from ckptfmt.format import escape_key, parse_key, split_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +34,8 @@ _SEQUENCE, _DICT = 1, 2
 _BATCH_NBYTES = 64 << 20
 _ENTRY_NBYTES = 1024
 """About what an array costs beside its values."""
+_RECORD_NBYTES_MAX = 4 << 20
+"""It stands in a file of JSON that an import takes up to 8 MiB of."""
 _MARK = "_CHECKPOINT_METADATA"
 _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 Keys = tuple[tuple[str, int], ...]
@@ -71,6 +72,7 @@ class OrbaxExporter(Exporter):
             keys = _keys(tree, name)
             if isinstance(leaf, Value):
                 self._value(plan, name, keys, leaf.value)
+                plan.names.setdefault(name, IN_RECORD)
                 continue
             reason = _reason(leaf)
             if reason:
@@ -86,6 +88,7 @@ class OrbaxExporter(Exporter):
             if kind not in ("list", "tuple", "odict"):
                 other = "a list" if kind == "namedtuple" else "a dict"
                 plan.transformed[name or "(root)"] = other if kind != "type" else "its plain data"
+        note_keys(plan)
         return plan
 
     def _name(self, plan: ExportPlan, name: str, keys: Keys) -> None:
@@ -126,7 +129,7 @@ class OrbaxExporter(Exporter):
         else:
             made = scalar_tensor(name, value)
             if made is None or _reason(made):
-                plan.skipped[name] = f"a value ({kind.__name__}) that Orbax does not know"
+                plan.carry_in_record(name)
                 return
             plan.state.add(keys, "scalar")
             self._name(plan, name, keys)
@@ -142,12 +145,6 @@ class OrbaxExporter(Exporter):
             staging.put(name, json.dumps(document).encode())
         staging.sync()
         return []
-
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        return {
-            tensor.name: _lazily(staging, plan.names[tensor.name], tensor)
-            for tensor in plan.tensors
-        }
 
 
 def _keys(tree: ExportTree, name: str) -> Keys:
@@ -242,37 +239,17 @@ class _Batch:
         self._nbytes += piece.nbytes + _ENTRY_NBYTES
 
 
-def _lazily(staging: Staging, param: str, tensor: ExportTensor) -> ForeignTensor:
-    import tensorstore
-
-    array = tensorstore.open(_spec(staging, param), open=True, read=True).result()
-    dtype = dtype_of(array.dtype.numpy_dtype).name
-
-    def box(sides: tuple[slice, ...]) -> NDArray[Any]:
-        return np.asarray(array[sides].read().result() if sides else array.read().result())
-
-    return ForeignTensor(
-        name=tensor.name,
-        foreign_name=param,
-        dtype=dtype,
-        shape=tuple(array.shape),
-        nbytes=tensor.nbytes,
-        where=param,
-        fetch=lambda: box(tuple(slice(0, n) for n in array.shape)),
-        box=box,
-    )
-
-
 def _documents(plan: ExportPlan) -> dict[str, Any]:
     """The JSON files beside the arrays."""
     rows: _Rows = plan.state
+    record = record_of(plan, is_plain=lambda name, param: False, nbytes_max=_RECORD_NBYTES_MAX)
     made: dict[str, Any] = {
         "_METADATA": {
             "tree_metadata": rows.rows,
             "use_ocdbt": True,
             "use_zarr3": False,
             "store_array_data_equal_to_fill_value": True,
-            "custom_metadata": None,
+            "custom_metadata": {RECORD_KEY: record} if record else None,
         },
         _MARK: {
             "item_handlers": _HANDLER,
@@ -280,9 +257,15 @@ def _documents(plan: ExportPlan) -> dict[str, Any]:
             "performance_metrics": {},
             "init_timestamp_nsecs": None,
             "commit_timestamp_nsecs": None,
-            "custom_metadata": {},
+            "custom_metadata": _as_json(plan.tree.metadata),
         },
     }
     if rows.strings:
         made["_strings.json"] = rows.strings
+    return made
+
+
+def _as_json(metadata: Mapping[str, object]) -> dict[str, Any]:
+    """What Orbax shows of a checkpoint's metadata; what JSON does not know is a text."""
+    made: dict[str, Any] = json.loads(json.dumps(dict(metadata), default=str))
     return made

@@ -14,9 +14,9 @@ from typing import Any
 
 from ckptfmt.engine import ABSENT
 from ckptfmt.errors import UnsupportedError
-from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
+from ckptfmt.foreign.exporters.base import Exporter, ExportPlan
 from ckptfmt.foreign.exporters.pickle_writer import Call, Named, WithState, pack_pickle
+from ckptfmt.foreign.exporters.record import record_of
 from ckptfmt.foreign.exporters.staging import Staging
 from ckptfmt.foreign.exporters.torch_layout import Layout, torch_dtype, write_archive
 from ckptfmt.foreign.exporters.torch_values import plain
@@ -44,6 +44,7 @@ class PytorchExporter(Exporter):
 
     format = "pytorch"
     keeps_composites = True
+    has_record = False
 
     def plan(self, tree: ExportTree, options: Mapping[str, Any]) -> ExportPlan:
         return _Planning(tree).done()
@@ -58,11 +59,9 @@ class PytorchExporter(Exporter):
                 (layout.nbytes, layout.bytes_of(pieces))
                 for (_, pieces), (_, layout) in zip(read, plan.state.storages, strict=True)
             )
-            write_archive(stream, top, plan.state.pickle, data)
+            record = record_of(plan, has_tree=True)
+            write_archive(stream, top, plan.state.pickle, data, record)
         return [(self.name, self.name)]
-
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        return read_written(staging.path(self.name), self.format)
 
 
 class _Written:

@@ -2,7 +2,7 @@
 
 Names are keys joined by dots, as models are named there. A tied tensor stands once; the metadata
 maps its other names to that one, as the format's library does for torch. What that leaves out of a
-tree stands in the metadata too (`safetensors_tree`), so that an import gives the same tree again.
+tree stands in the metadata too (`tree_record`), so that an import gives the same tree again.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptfmt.errors import UnsupportedError
-from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.exporters.base import Exporter, ExportPlan, read_written
+from ckptfmt.foreign.exporters.base import IN_RECORD, Exporter, ExportPlan
 from ckptfmt.foreign.exporters.names import joined_names
+from ckptfmt.foreign.exporters.record import record_of
 from ckptfmt.foreign.exporters.staging import Staging
-from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, Value, packed_halves, raw_bytes
+from ckptfmt.foreign.exporters.tree import ExportTensor, ExportTree, packed_halves, raw_bytes
 from ckptfmt.foreign.safetensors_header import DTYPES, HEADER_NBYTES_MAX, LENGTH_NBYTES
-from ckptfmt.foreign.safetensors_tree import RECORD_NBYTES_MAX, TREE_KEY, pack_record
+from ckptfmt.foreign.tree_record import RECORD_KEY
 
 SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
 _NAMES = {ours: name for name, (ours, bits) in DTYPES.items() if bits != 6}
 _BITS = dict(DTYPES.values())
-
+_RECORD_NBYTES_MAX = 12 << 20
+"""Below what an importer takes of a file's metadata."""
 _METADATA_NAME = "__metadata__"
 
 
@@ -57,7 +58,7 @@ class SafetensorsExporter(Exporter):
                 plan.names[name] = joined[tensor.name]
                 if name != tensor.name:
                     plan.transformed[name] = f"a note that it is {joined[tensor.name]}"
-        plan.names.update({name: f"{TREE_KEY} in the metadata" for name, _ in plan.values()})
+        plan.names.update({name: IN_RECORD for name, _ in plan.values()})
         plan.metadata = _metadata(plan, joined)
         return plan
 
@@ -84,10 +85,6 @@ class SafetensorsExporter(Exporter):
             staging.put(INDEX, json.dumps(index, indent=2).encode())
         return []
 
-    def read_back(self, plan: ExportPlan, staging: Staging) -> Mapping[str, ForeignTensor]:
-        path = staging.path(self.name) if self.shape == "file" else staging.folder
-        return read_written(path, self.format)
-
 
 def _metadata(plan: ExportPlan, joined: Mapping[str, str]) -> dict[str, str]:
     made = {
@@ -99,50 +96,18 @@ def _metadata(plan: ExportPlan, joined: Mapping[str, str]) -> dict[str, str]:
     for tensor in plan.tensors:
         for name in tensor.names[1:]:
             made.setdefault(joined[name], joined[tensor.name])
-    record = _record(plan)
+    record = record_of(plan, nbytes_max=_RECORD_NBYTES_MAX, has_texts=True)
     if record:
-        made[TREE_KEY] = record
-    if sum(len(text.encode()) for text in made.values()) > RECORD_NBYTES_MAX:
+        made[RECORD_KEY] = record
+    if sum(len(text.encode()) for text in made.values()) > _RECORD_NBYTES_MAX:
         raise UnsupportedError(
             "names, values and metadata are too long for a header of safetensors",
             reason="export-metadata",
             where=plan.tree.title,
-            expected=f"at most {RECORD_NBYTES_MAX} bytes",
+            expected=f"at most {_RECORD_NBYTES_MAX} bytes",
             do="choose a part: names= or root=",
         )
     return made
-
-
-def _record(plan: ExportPlan) -> str:
-    """The tree, where the names in the file are not all there is to say."""
-    from ckptfmt.engine import flatten
-    from ckptfmt.format import escape_key, pack_value
-
-    tree = plan.tree
-    leaves: list[tuple[str, str | None, bytes]] = []
-    plain = not tree.containers
-    for name, leaf in tree.leaves.items():
-        if name not in plan.names:
-            continue
-        if isinstance(leaf, Value):
-            flat = flatten(leaf.value)
-            data = flat.values[0] if flat.values else flat.tensors[0].fetch().tobytes()
-            leaves.append((name, None, data))
-            plain = False
-        else:
-            marks = pack_value(dict(leaf.attributes)) if leaf.attributes else b""
-            leaves.append((name, plan.names[name], marks))
-            plain = plain and not marks and name == escape_key(plan.names[name])
-    if plain:
-        return ""
-    carried = {name[:i] for name, _, _ in leaves for i, c in enumerate(name) if c == "/"} | {""}
-    containers = [
-        (name, kind, argument, pack_value(marks) if marks else b"")
-        for name, (kind, argument) in tree.containers.items()
-        if name in carried
-        for marks in [tree.container_attributes.get(name)]
-    ]
-    return pack_record(leaves, containers)
 
 
 def _nbytes(tensor: ExportTensor) -> int:

@@ -14,6 +14,7 @@ from ckptfmt.foreign.exporters.stream import ExportStream
 from ckptfmt.foreign.exporters.tree import PIECE_NBYTES, ExportTensor, packed_halves, raw_bytes
 from ckptfmt.foreign.exporters.zip_writer import ALIGN_NBYTES, ZipWriter
 from ckptfmt.foreign.pytorch.dtypes import DTYPES, X2, TorchDtype
+from ckptfmt.foreign.tree_record import RECORD_KEY
 from ckptfmt.format import pack_array
 
 if TYPE_CHECKING:
@@ -126,14 +127,14 @@ def write_archive(
     top: str,
     pickle: bytes,
     storages: Iterable[tuple[int, Iterable[NDArray[np.uint8]]]],
-) -> list[int]:
+    record: str = "",
+) -> None:
     """A file of `torch.save`, from the stream's position on.
 
     Args:
         top: The archive's folder.
         storages: Bytes and pieces of each, which the pickle knows by their numbers.
-    Returns:
-        Where in the stream the bytes of each begin.
+        record: What imports of ours read beside (`tree_record`); torch passes it over.
     """
     archive = ZipWriter(stream)
 
@@ -145,10 +146,9 @@ def write_archive(
     add(".format_version", b"1")
     add(".storage_alignment", str(ALIGN_NBYTES).encode())
     add("byteorder", b"little")
-    starts = [
+    for number, (nbytes, pieces) in enumerate(storages):
         archive.add(f"{top}/data/{number}", nbytes, pieces)
-        for number, (nbytes, pieces) in enumerate(storages)
-    ]
+    if record:
+        add(RECORD_KEY, record.encode())
     add("version", b"3\n")
     archive.finish()
-    return starts

@@ -95,7 +95,7 @@ class ExportTree:
         tensors: Each once, by first use.
         containers: Name -> (kind, packed argument), for inner nodes that are no plain dict.
         container_attributes: Name -> attributes of a container.
-        metadata: The checkpoint's.
+        metadata, metrics, step: The checkpoint's.
         title: What the source is called in messages.
         root: The container whose content this is; "" for all.
     """
@@ -108,6 +108,8 @@ class ExportTree:
     title: str
     root: str
     _open: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Piece]]]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step: int | None = None
     _advance: Callable[[int], None] = field(default=lambda nbytes: None)
 
     def on_progress(self, advance: Callable[[int], None]) -> None:
@@ -284,13 +286,13 @@ def tree_of_checkpoint(checkpoint: Checkpoint, root: str) -> ExportTree:
             for tensor in tensors:
                 yield islice(pieces, _count(tensor))
 
+    info = checkpoint.info
     return _made(
         source.leaves(None),
         source.containers(),
         source.container_attributes(),
         root=root,
-        title=f"{checkpoint.info.name} of {checkpoint.info.url}",
-        metadata=checkpoint.info.metadata,
+        about=(f"{info.name} of {info.url}", info.metadata, info.metrics, info.step),
         open_=open_,
     )
 
@@ -299,6 +301,7 @@ def tree_of_foreign(foreign: ForeignCheckpoint, root: str) -> ExportTree:
     """The leaves of a foreign file."""
     source = TreeSource(foreign)
     by_row = {leaf.tensor: found for leaf, found in source.tensor_leaves()}
+    of = foreign.foreign
 
     def open_(tensors: Sequence[ExportTensor]) -> Iterator[Iterator[Piece]]:
         for tensor in tensors:
@@ -310,8 +313,7 @@ def tree_of_foreign(foreign: ForeignCheckpoint, root: str) -> ExportTree:
         source.containers(),
         source.container_attributes(),
         root=root,
-        title=foreign.path,
-        metadata=foreign.foreign.metadata,
+        about=(foreign.path, of.metadata, of.metrics, of.step),
         open_=open_,
     )
 
@@ -322,11 +324,11 @@ def _made(
     container_attributes: Mapping[str, dict[str, Any]],
     *,
     root: str,
-    title: str,
-    metadata: Mapping[str, object],
+    about: tuple[str, Mapping[str, object], Mapping[str, float], int | None],
     open_: Callable[[Sequence[ExportTensor]], Iterator[Iterator[Piece]]],
 ) -> ExportTree:
     prefix = f"{root}/" if root else ""
+    title, metadata, metrics, step = about
     below = [
         replace(leaf, name=leaf.name[len(prefix) :])
         for leaf in leaves
@@ -372,4 +374,6 @@ def _made(
         title,
         root,
         open_,
+        metrics,
+        step,
     )

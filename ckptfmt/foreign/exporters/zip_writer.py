@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ALIGN_NBYTES = 64
+COMMENT_NBYTES_MAX = 0xFFFF
 _U32 = 0xFFFFFFFF
 _U16 = 0xFFFF
 _FLAGS = 1 << 11 | 1 << 3
@@ -37,8 +38,8 @@ class ZipWriter:
         self._stream, self._base = stream, stream.position
         self._central: list[bytes] = []
 
-    def add(self, name: str, nbytes: int, pieces: Iterable[NDArray[Any] | bytes]) -> int:
-        """An entry of exactly so many bytes; where in the stream they begin."""
+    def add(self, name: str, nbytes: int, pieces: Iterable[NDArray[Any] | bytes]) -> None:
+        """An entry of exactly so many bytes."""
         stream, text = self._stream, name.encode()
         header = stream.position - self._base
         large = nbytes >= _U32
@@ -64,10 +65,9 @@ class ZipWriter:
         assert stream.position - start == nbytes
         stream.put(struct.pack("<4sL2Q" if large else "<4s3L", b"PK\7\10", crc, nbytes, nbytes))
         self._central.append(_central(text, crc, nbytes, header))
-        return start
 
-    def finish(self) -> None:
-        """The central directory and its end."""
+    def finish(self, comment: bytes = b"") -> None:
+        """The central directory and its end, with a comment of at most 65,535 bytes."""
         stream, start = self._stream, self._stream.position - self._base
         stream.put(b"".join(self._central))
         count, nbytes = len(self._central), stream.position - self._base - start
@@ -78,7 +78,8 @@ class ZipWriter:
                 + _END64_AT.pack(b"PK\6\7", 0, at, 1)
             )
         few = min(count, _U16)
-        stream.put(_END.pack(b"PK\5\6", 0, 0, few, few, min(nbytes, _U32), min(start, _U32), 0))
+        end = (few, few, min(nbytes, _U32), min(start, _U32), len(comment))
+        stream.put(_END.pack(b"PK\5\6", 0, 0, *end) + comment)
 
 
 def _central(text: bytes, crc: int, nbytes: int, header: int) -> bytes:

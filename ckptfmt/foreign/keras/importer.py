@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckptfmt.errors import CheckpointError, UnsupportedError
-from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, tree_of
+from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, like, tree_of
 from ckptfmt.foreign.hdf5 import SIGNATURE, Group, read_hdf5
 from ckptfmt.foreign.keras.legacy import is_legacy, name_legacy
 from ckptfmt.foreign.keras.naming import VARIABLES, Keys, name_variables, numbered
@@ -16,6 +16,7 @@ from ckptfmt.foreign.keras.optimizer import name_numbered
 from ckptfmt.foreign.mapping import corrupt, map_file, starts_with
 from ckptfmt.foreign.shards import check_inside
 from ckptfmt.foreign.strict_json import SMALL_NBYTES_MAX, parse_small_json
+from ckptfmt.foreign.tree_record import RECORD_KEY, with_record
 from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
 from ckptfmt.foreign.zip_archive import ZipArchive
 
@@ -50,6 +51,11 @@ class KerasImporter(Importer):
         if data[: len(SIGNATURE)] != SIGNATURE:
             raise corrupt(REASON, "no file of Keras", "magic", where, ascii(data[:8]))
         root, skipped = read_hdf5(data, (0, nbytes), where)
+        if RECORD_KEY in root.tensors:
+            text = root.tensors.pop(RECORD_KEY).fetch().tobytes().decode("utf-8", "replace")
+            tensors = {"/".join(keys): tensor for keys, tensor in _flat(root)}
+            made = {n: like(t, name=n, foreign_name=n) for n, t in tensors.items()}
+            return with_record(ForeignTree(FORMAT, made, skipped=skipped), where, text)
         if is_legacy(root):
             return _tree(name_legacy(root, where), skipped)
         if _is_weights(root):

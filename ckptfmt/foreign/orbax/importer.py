@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckptfmt.errors import CheckpointError, NotFoundError
-from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, tree_of
+from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, like, tree_of
 from ckptfmt.foreign.orbax.aggregate import AGGREGATE, read_aggregate
 from ckptfmt.foreign.orbax.arrays import OCDBT, ZARR, ZARR3, Arrays, check_folder, corrupt
 from ckptfmt.foreign.orbax.structure import (
@@ -24,6 +24,7 @@ from ckptfmt.foreign.orbax.structure import (
     read_structure,
     settled,
 )
+from ckptfmt.foreign.tree_record import with_record
 
 FORMAT = "orbax"
 CHECKPOINT = "_CHECKPOINT_METADATA"
@@ -56,6 +57,10 @@ class OrbaxImporter(Importer):
         where = os.path.basename(folder)
         nbytes = check_folder(folder, where)
         made = _Reader(nbytes)
+        if os.path.isfile(os.path.join(folder, METADATA)):
+            structure = read_structure(folder, where)
+            if structure.record is not None:
+                return made.recorded(folder, where, structure)
         if _is_item(folder):
             root = made.item(folder, where)
         else:
@@ -129,6 +134,23 @@ class _Reader:
         for name, path in places.items():
             tree = _replaced(tree, path, found[name])
         return settled(tree)
+
+    def recorded(self, folder: str, where: str, structure: Structure) -> ForeignTree:
+        """The tree as an export of ours describes it; it tells the values, too."""
+        arrays = Arrays(folder, where, nbytes=self._nbytes, is_complete=structure.is_complete)
+        names = [
+            leaf.name
+            for leaf in structure.leaves
+            if leaf.kind not in EMPTY and leaf.kind != "string"
+        ]
+        openings = [(name, arrays.begin(name, is_zarr3=structure.is_zarr3)) for name in names]
+        tensors = {}
+        for name, opening in openings:
+            found = arrays.finish(name, opening)
+            if isinstance(found, str):
+                raise corrupt(found, "dtype", f"{where}, {ascii(name)[:200]}")
+            tensors[name] = like(found, name=name, foreign_name=name)
+        return with_record(ForeignTree(FORMAT, tensors), where, structure.record)
 
     def _described(self, folder: str, where: str, structure: Structure) -> Any:
         arrays = Arrays(folder, where, nbytes=self._nbytes, is_complete=structure.is_complete)

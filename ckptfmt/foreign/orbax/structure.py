@@ -10,6 +10,7 @@ from typing import Any
 from ckptfmt.foreign.base import open_regular
 from ckptfmt.foreign.orbax.arrays import corrupt
 from ckptfmt.foreign.strict_json import SMALL_NBYTES_MAX, parse_small_json
+from ckptfmt.foreign.tree_record import RECORD_KEY
 
 METADATA, STRINGS = "_METADATA", "_strings.json"
 _SEQUENCE, _DICT = 1, 2
@@ -32,11 +33,13 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """All leaves of a tree, and how its arrays are stored."""
+    """All leaves of a tree, and how its arrays are stored; `record`: what an export of ours has to say
+    beside."""
 
     leaves: list[Leaf]
     is_zarr3: bool
     is_complete: bool
+    record: str | None = None
 
 
 def read_json(folder: str, name: str, where: str) -> Any:
@@ -62,10 +65,13 @@ def read_structure(folder: str, where: str) -> Structure:
     if not isinstance(table, dict) or len(table) > _LEAVES_MAX:
         raise corrupt("no table of leaves", "metadata", at)
     leaves = [_leaf(row, f"{at}, {ascii(key)[:200]}") for key, row in table.items()]
+    custom = found.get("custom_metadata")
+    record = custom.get(RECORD_KEY) if isinstance(custom, dict) else None
     return Structure(
         leaves,
         is_zarr3=found.get("use_zarr3") is True,
         is_complete=found.get("store_array_data_equal_to_fill_value") is True,
+        record=record if isinstance(record, str) else None,
     )
 
 

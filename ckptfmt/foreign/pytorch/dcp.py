@@ -9,22 +9,31 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.errors import UnsupportedError
-from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, open_regular, tree_of
+from ckptfmt.foreign.base import (
+    ForeignTensor,
+    ForeignTree,
+    Importer,
+    like,
+    open_regular,
+    tree_of,
+)
 from ckptfmt.foreign.mapping import check_apart, corrupt, map_file
 from ckptfmt.foreign.pickle_machine import PICKLE_NBYTES_MAX
 from ckptfmt.foreign.pickle_tree import OMIT
 from ckptfmt.foreign.pieces import check_coverage, gather
 from ckptfmt.foreign.pytorch.dcp_metadata import FORM, Items, Place, TensorItem, parse_metadata
-from ckptfmt.foreign.pytorch.dtypes import TorchDtype
+from ckptfmt.foreign.pytorch.dtypes import X2, TorchDtype
 from ckptfmt.foreign.pytorch.reading import tree_maker
 from ckptfmt.foreign.pytorch.tensors import Strided, bits_of, numpy_of
 from ckptfmt.foreign.pytorch.zipped import TorchArchive, read_object
 from ckptfmt.foreign.shards import check_inside
 from ckptfmt.foreign.streaming import STREAMED_NBYTES_MIN, BoxReader
+from ckptfmt.foreign.tree_record import with_record
 from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
 from ckptfmt.foreign.zip_archive import ZipArchive
 
@@ -80,13 +89,13 @@ class _Reader:
 
     def tree(self) -> ForeignTree:
         self._check_places()
+        if self._items.record is not None:
+            return self._described(self._items.record)
         made: dict[tuple[str | int, ...], Any] = {}
         for name, item in self._items.tensors.items():
             path = self._items.paths.get(name, (name,))
-            if item.dtype.packed > 1 or item.dtype.stored.startswith("float4"):
-                self._skipped[name] = f"{item.dtype.name} in shards, several elements a byte"
-                continue
-            made[path] = self._tensor(name, item)
+            if self._is_carried(name, item):
+                made[path] = self._tensor(name, item)
         for name, place in self._items.values.items():
             value = self._value(name, place)
             if value is not OMIT:
@@ -98,6 +107,21 @@ class _Reader:
             ignored=self._ignored,
             opaque=self._opaque,
         )
+
+    def _described(self, record: str) -> ForeignTree:
+        """The tree as an export of ours describes it; it tells the values, too."""
+        tensors = {
+            name: like(self._tensor(name, item), name=name, foreign_name=name)
+            for name, item in self._items.tensors.items()
+            if self._is_carried(name, item)
+        }
+        return with_record(ForeignTree(FORM, tensors, skipped=self._skipped), METADATA, record)
+
+    def _is_carried(self, name: str, item: TensorItem) -> bool:
+        carried = item.dtype.packed == 1 or item.dtype.name == X2
+        if not carried:
+            self._skipped[name] = f"{item.dtype.name} in shards, several elements a byte"
+        return carried
 
     def _check_places(self) -> None:
         """Every item lies in its file, and no two overlap."""
@@ -148,6 +172,8 @@ class _Reader:
         return value
 
     def _tensor(self, name: str, item: TensorItem) -> ForeignTensor:
+        if item.dtype.name == X2:
+            item = _in_elements(item)
         total = math.prod(item.shape)
         pieces = [_Piece(self, chunk.place, chunk.box, item, name) for chunk in item.chunks]
         filled = [piece for piece in pieces if piece.numel]
@@ -176,6 +202,18 @@ class _Reader:
             },
             box=box,
         )
+
+
+def _in_elements(item: TensorItem) -> TensorItem:
+    """Of a dtype with two elements a byte, in elements: twice as many along the last axis."""
+    if not item.shape:
+        raise corrupt(FORM, "two elements a byte without an axis", "shape", METADATA)
+
+    def doubled(side: slice) -> slice:
+        return slice(2 * side.start, 2 * side.stop)
+
+    chunks = (replace(c, box=(*c.box[:-1], doubled(c.box[-1]))) for c in item.chunks)
+    return replace(item, shape=(*item.shape[:-1], 2 * item.shape[-1]), chunks=tuple(chunks))
 
 
 def _fetch(

@@ -13,6 +13,7 @@ from ckptfmt.foreign.pytorch.builders import dtype_of, ints, layout_builder, siz
 from ckptfmt.foreign.pytorch.dtypes import TorchDtype
 
 FORM = "dcp"
+RECORD_ATTRIBUTE = "ckptfmt_tree"
 _INDEX = "torch.distributed.checkpoint.metadata.MetadataIndex"
 _NDIM_MAX = 64
 _NUMEL_MAX = 1 << 62
@@ -45,11 +46,13 @@ class TensorItem:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """All items by name. `paths`: name -> keys and positions that lead to it, where they are told."""
+    """All items by name. `paths`: name -> keys and positions that lead to it, where they are told;
+    `record`: what an export of ours has to say beside."""
 
     tensors: dict[str, TensorItem]
     values: dict[str, Place]
     paths: dict[str, tuple[str | int, ...]]
+    record: str | None = None
 
 
 class _Index(Settable):
@@ -113,7 +116,10 @@ def parse_metadata(data: bytes, where: str) -> Items:
             values[name] = _place(places, (name, None), at)
         else:
             tensors[name] = _tensor(name, item, places, at)
-    return Items(tensors, values, _paths(root.get("planner_data"), where))
+    record = root.get(RECORD_ATTRIBUTE)
+    if record is not None and type(record) is not str:
+        raise corrupt(FORM, "a record that is no text", "metadata", where)
+    return Items(tensors, values, _paths(root.get("planner_data"), where), record)
 
 
 def _fields(obj: Any, kind: str, where: str) -> dict[Any, Any]:

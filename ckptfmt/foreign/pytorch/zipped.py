@@ -15,6 +15,7 @@ from ckptfmt.foreign.pickle_machine import PICKLE_NBYTES_MAX, PickleMachine, ill
 from ckptfmt.foreign.pytorch.dtypes import TorchDtype
 from ckptfmt.foreign.pytorch.reading import REASON, StorageTable, corrupt, finish, machine_for
 from ckptfmt.foreign.pytorch.storages import Raw, Storage, mapped
+from ckptfmt.foreign.tree_record import RECORD_KEY, RECORD_NBYTES_MAX, with_record
 from ckptfmt.foreign.zip_archive import ZipArchive, ZipEntry
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class TorchArchive:
         """The bytes of a pickle."""
         entry = self.entry(name)
         return None if entry is None else self.zip.read(entry, PICKLE_NBYTES_MAX)
+
+    def record(self) -> str | None:
+        """What an export of ours has to say beside."""
+        entry = self.entry(RECORD_KEY)
+        if entry is None:
+            return None
+        return self.zip.read(entry, RECORD_NBYTES_MAX).decode("utf-8", "replace")
 
     def storages(self, below: str) -> StorageTable:
         """The storages in a folder of the archive: `data/0`, ..."""
@@ -98,7 +106,8 @@ def read_zip(path: str, where: str) -> ForeignTree:
 
         return read_script(archive)
     machine, obj, nbytes = read_object(archive)
-    return finish(machine, obj, where, nbytes=nbytes, metadata={})
+    tree = finish(machine, obj, where, nbytes=nbytes, metadata={})
+    return with_record(tree, where, archive.record())
 
 
 def read_object(archive: TorchArchive) -> tuple[PickleMachine, Any, int]:

@@ -94,8 +94,11 @@ def test_ties_are_copies_and_what_torch_cannot_hold_is_named(tmp_path: Path) -> 
     assert target["b"].tolist() == [1, 1]
     with pytest.raises(ckptfmt.ExistsError):
         exported({"a": w}, tmp_path)
-    with pytest.raises(UnsupportedError, match=r"p: a value of the type .*Path"):
-        exported({"a": w, "p": Path("x")}, tmp_path, if_exists="replace")
+    report = exported({"a": w, "p": Path("x")}, tmp_path, if_exists="replace")
+    assert report.transformed == {"p": "a note that an import reads"}
+    assert ckptfmt.open_foreign(tmp_path / "d")["p"] == Path("x")
+    with pytest.raises(UnsupportedError, match="t: torch has no dtype"):
+        exported({"a": w, "t": np.zeros(1, "M8[s]")}, tmp_path, if_exists="replace")
     exported({"a": torch.zeros(3)}, tmp_path, if_exists="replace")
     assert loaded({"a": torch.ones(3)}, tmp_path)["a"].tolist() == [0, 0, 0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d", "s"]
