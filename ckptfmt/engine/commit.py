@@ -7,9 +7,10 @@ before is written anew, one that is condemned after withdraws the index.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +29,12 @@ from ckptfmt.format import (
 )
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key
+
+log = logging.getLogger("ckptfmt.engine")
+
+UNKNOWN_AFTER_S = 5.0
+"""How long the outcome of a commit may be unknown before a person is told: the store is gone, and
+somebody waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,19 @@ def sync_files(backend: Backend, files: Mapping[str, int]) -> None:
 
 
 def put_index(
-    backend: Backend, document: Packable, generation: int, *, durable: bool, timeout_s: float
+    backend: Backend,
+    document: Packable,
+    generation: int,
+    *,
+    durable: bool,
+    timeout_s: float,
+    when_unknown: Callable[[StorageError], None] = lambda error: None,
 ) -> Listed | None:
     """Put one generation if its key is free; None if another writer took it.
 
+    Args:
+        timeout_s: How long an unknown outcome is looked into.
+        when_unknown: Called once, with why, if it stays unknown for more than a moment.
     Raises:
         StorageError: kind `storage-commit-unknown`: whether it was put could not be found out in
             time. Nothing may be cleaned up then.
@@ -88,7 +104,7 @@ def put_index(
     except StorageError as error:
         if not error.outcome_unknown:
             raise
-        won = _find_out(backend, key, commit_id, deadline, error)
+        won = _find_out(backend, key, commit_id, deadline, error, when_unknown=when_unknown)
         if won and durable:
             backend.sync([key])  # it is there: whether its name is durable, the error left open
     except BaseException:
@@ -109,14 +125,28 @@ def _holds(backend: Backend, key: Key, commit_id: bytes) -> bool:
 
 
 def _find_out(
-    backend: Backend, key: Key, commit_id: bytes, deadline: float, cause: StorageError
+    backend: Backend,
+    key: Key,
+    commit_id: bytes,
+    deadline: float,
+    cause: StorageError,
+    *,
+    when_unknown: Callable[[StorageError], None],
 ) -> bool:
-    pause_s = 0.05
+    pause_s, tell_s = 0.05, time.monotonic() + UNKNOWN_AFTER_S
     while True:
         try:
             return _holds(backend, key, commit_id)
         except StorageError as error:
             cause = error
+        if time.monotonic() >= tell_s:
+            tell_s = float("inf")
+            left_s = max(0.0, deadline - time.monotonic())
+            log.warning(
+                "whether %s was committed is not known, for the store does not answer; asking for up "
+                "to %.0f s more: %s", key, left_s, cause
+            )  # fmt: skip
+            when_unknown(cause)
         if time.monotonic() + pause_s > deadline:
             raise StorageError(
                 "the outcome of the commit is unknown",

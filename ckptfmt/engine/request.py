@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ckptfmt import __version__
 from ckptfmt.engine.group import Ranks
 from ckptfmt.engine.plan import SaveOptions
+from ckptfmt.errors import StorageError
 from ckptfmt.events import Progress
 from ckptfmt.format import TreeSection
 from ckptfmt.types import At, IfExists, Select
@@ -33,6 +34,8 @@ class SaveRequest:
     """Who saves it together; None: this process alone."""
     before_commit: Callable[[], None] = lambda: None
     """Called when all data is written, before the index is put: the last chance to raise."""
+    when_unknown: Callable[[StorageError], None] = lambda error: None
+    """Called once if it stays unknown whether the index was put; what it raises is not caught."""
     check: Callable[[TreeSection], None] = lambda _: None
     """Called before that with the tree and its digests, as they will be put; raises if they are not
     what they should be. For a save by one process alone."""

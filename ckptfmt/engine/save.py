@@ -314,6 +314,7 @@ def commit_document(
             existing.generation,
             durable=request.options.durable,
             timeout_s=request.timeout_s,
+            when_unknown=request.when_unknown,
         )
         if put is not None:
             break

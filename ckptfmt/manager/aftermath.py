@@ -54,6 +54,10 @@ def teller(hooks: Sequence[Callable[[Event], None]], alarm: Alarm | None = None)
     return tell
 
 
+FIND_OUT_S = 300.0
+"""How long a manager asks a store that is gone whether a checkpoint was committed: the next save waits."""
+
+
 class Aftermath:
     """Of one manager's saves."""
 
@@ -136,6 +140,21 @@ class Aftermath:
             save.future.exception()
             log.error("the save of %s failed: %s", save.future.name, error)
         self.failed(error)
+
+    def unknown(self, name: str, step: int, error: BaseException) -> None:
+        """The store does not answer, and nobody knows whether the checkpoint was committed."""
+        reason = f"whether {name} was committed is not known: the store does not answer"
+        self._tell("alarm", name, step, error=error, data={"alarm": "unknown", "reason": reason})
+        log.warning("alarm: %s", reason)
+
+    def waits(self, save: Started, waited_s: float) -> None:
+        """The loop stands still: the next save, or the end of the run, waits for this one."""
+        name = save.future.name
+        what = "what follows it" if save.future.done() else "it"
+        reason = f"the loop waits for {name} for {waited_s:g} s by now: {what} is not done"
+        log.warning("alarm: %s", reason)
+        data = {"alarm": "stall", "reason": reason, "limit_s": waited_s}
+        self._tell("alarm", name, save.step, data=data)
 
     def failed(self, error: BaseException) -> None:
         """A save failed: where the disk was full, the next one is to find room."""

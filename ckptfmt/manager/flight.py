@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ckptfmt.engine import SaveFuture
 from ckptfmt.errors import StorageError
+from ckptfmt.manager.alarm import Alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,16 @@ class Started:
 
 
 class Flight:
-    """Of one manager. A process that is forked has none of its parent's threads to wait for."""
+    """Of one manager. A process that is forked has none of its parent's threads to wait for.
 
-    def __init__(self) -> None:
+    Args:
+        waits: Called with a save, and for how long it has been waited for, while that goes on.
+        alarm: After how long.
+    """
+
+    def __init__(self, waits: Callable[[Started, float], None], alarm: Alarm | None) -> None:
         self._last: Started | None = None
+        self._waits, self._limit_s = waits, (alarm or Alarm()).stall_s
 
     def begin(self, save: Started) -> None:
         self._last = save
@@ -54,13 +61,20 @@ class Flight:
         return self.last is not None and not self.last.over
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until it is committed (or not), and what follows it is done.
+        """Until it is committed (or not), and what follows it is done. A long wait is an alarm while
+        it lasts: nobody knows how long that will be.
 
         Raises:
             StorageError: kind `storage-timeout`: it is not, after `timeout_s`.
         """
         if self.last is None:
             return
+        limit_s = self._limit_s
+        if limit_s is not None and (timeout_s is None or limit_s < timeout_s):
+            if concurrent.futures.wait([self.last.after], timeout=limit_s).done:
+                return
+            self._waits(self.last, limit_s)
+            timeout_s = None if timeout_s is None else timeout_s - limit_s
         done, _ = concurrent.futures.wait([self.last.after], timeout=timeout_s)
         if not done:
             raise StorageError(
@@ -70,3 +84,8 @@ class Flight:
                 retryable=True,
                 do="wait longer",
             )
+
+    def wait_for_commit(self, step: int) -> None:
+        """Until the save of that step, if it is the last one, is committed (or not)."""
+        if self.last is not None and self.last.step == step:
+            concurrent.futures.wait([self.last.future])

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from ckptfmt import __version__
 from ckptfmt.engine import (
     Checkpoint,
     RestoreRequest,
@@ -37,7 +36,7 @@ from ckptfmt.errors import CheckpointError, NotFoundError, UsageError, warn
 from ckptfmt.events import Event
 from ckptfmt.format import parse_codec, step_name
 from ckptfmt.manager.abandoned import Abandoned
-from ckptfmt.manager.aftermath import Aftermath, log, teller
+from ckptfmt.manager.aftermath import FIND_OUT_S, Aftermath, log, teller
 from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.flight import Flight, Started
 from ckptfmt.manager.guard import LossGuard, Verdict
@@ -46,9 +45,9 @@ from ckptfmt.manager.keep import Decision, Keep, best_of, last
 from ckptfmt.manager.mirror import Mirror, Mirroring, as_mirror
 from ckptfmt.manager.pace import Pace, job_of_environment
 from ckptfmt.manager.preemption import Preemption
-from ckptfmt.manager.pruning import MARK
+from ckptfmt.manager.pruning import WRITER
 from ckptfmt.manager.steps import Steps, leave, settle_quietly, spare_s
-from ckptfmt.manager.together import together_of
+from ckptfmt.manager.together import TIMEOUT_S, together_of
 from ckptfmt.manager.watching import Watching
 from ckptfmt.manager.when import When, every
 from ckptfmt.reports import Rejected, RestoreReport
@@ -147,7 +146,8 @@ class Manager:
             leads=leads,
             hurry=lambda: preemption is not None and preemption.requested,
         )
-        self._abandoned, self._flight = Abandoned(self.store, self._mirror), Flight()
+        self._flight = Flight(self._aftermath.waits, alarm)
+        self._abandoned = Abandoned(self.store, self._mirror)
         if self._mirroring is not None:
             self._mirroring.wake()  # what an earlier run left to do
         if preemption is not None:
@@ -339,9 +339,11 @@ class Manager:
                 metrics=check_metrics(metrics),
                 if_exists="error",
                 options=self._options,
-                writer=f"ckptfmt {__version__} {MARK}",
+                writer=WRITER,
                 ranks=None if together is None else together.ranks,
                 make_room=self._aftermath.make_room,
+                timeout_s=FIND_OUT_S if together is None else TIMEOUT_S,
+                when_unknown=lambda error: self._aftermath.unknown(name, step, error),
             )
             self._settle()
         try:
@@ -376,10 +378,9 @@ class Manager:
         )
         save = Started(step, started_s, cost, future, concurrent.futures.Future())
         self._flight.begin(save)
-        quiet = self._on_error == "continue"
 
         def done(_: object) -> None:
-            self._aftermath.finished(save, quiet=quiet)
+            self._aftermath.finished(save, quiet=self._on_error == "continue")
             if self._mirroring is not None:
                 self._mirroring.wake(self._aftermath.pruning.saved)
 
@@ -417,9 +418,7 @@ class Manager:
 
     def annotate(self, step: int, **metrics: float) -> None:
         """Add metrics that come after the commit; waits for that step's save."""
-        last = self._flight.last
-        if last is not None and last.step == _step(step):
-            concurrent.futures.wait([last.future])
+        self._flight.wait_for_commit(_step(step))
         if not self._leads:
             return
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
+from ckptfmt import __version__
 from ckptfmt.engine import Store, list_indexes, read_tags
 from ckptfmt.errors import CorruptError, NotFoundError, UsageError
 from ckptfmt.events import Event
@@ -15,6 +16,7 @@ from ckptfmt.types import CheckpointInfo
 
 MARK = "manager"
 """In `CheckpointInfo.writer`: a manager wrote it, and may delete it."""
+WRITER = f"ckptfmt {__version__} {MARK}"
 
 
 @dataclass(slots=True)
