@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ckptfmt.errors import UsageError
+from ckptfmt.errors import MismatchError, UsageError
 from ckptfmt.foreign.base import ForeignTensor, like
 from ckptfmt.foreign.streaming import BoxReader
 
@@ -28,6 +28,9 @@ Sides: TypeAlias = "tuple[slice, ...]"
 
 _TILE = 128
 """Elements; two tiles of 8-byte elements fit a cache of 256 KiB."""
+
+_LENGTH_MAX = 1 << 58
+"""Of an axis; an empty tensor has room for any."""
 
 _LAYOUT = ("torch.memory_format",)
 """Attributes that say how a tensor lay in memory: not true of another one."""
@@ -169,7 +172,7 @@ def split(
     length = tensor.shape[axis]
     if sizes is None:
         sizes = [length // count] * count
-    if sum(sizes) != length or len(sizes) != count:
+    if sum(sizes) != length or len(sizes) != count or min(sizes) < 0:
         raise _refuse(
             tensor,
             "a tensor cannot be split as a rule says",
@@ -215,7 +218,12 @@ def joined(tensors: Sequence[ForeignTensor], axis: int) -> ForeignTensor:
 def blocks(tensor: ForeignTensor, axis: int, order: Sequence[int]) -> ForeignTensor:
     """Equal blocks of an axis (an RNN's gates) in another order: block i is block `order[i]`."""
     if sorted(order) != list(range(len(order))) or not order:
-        raise _refuse(tensor, "not an order of blocks", "0, 1, 2, ... in any order", f"{order}")
+        raise _refuse(
+            tensor,
+            f"the order {list(order)} of a rule does not name each block once",
+            "0, 1, 2, ... in any order",
+            "",
+        )
     parts = split(tensor, axis, None, len(order))
     return joined([parts[at] for at in order], axis)
 
@@ -228,13 +236,26 @@ def cast(tensor: ForeignTensor, dtype: str) -> ForeignTensor:
     if dtype == tensor.dtype:
         return tensor
 
+    def convert(values: Array) -> Array:
+        try:
+            return cast_array(values, dtype, tensor.name)
+        except MismatchError as error:
+            raise MismatchError(
+                error.what,
+                reason=error.reason,
+                where=error.where,
+                expected=dtype,
+                found=tensor.dtype,
+                do="let the rule's pattern match fewer tensors, or choose another dtype",
+            ) from None
+
     def read(box: Sides) -> Array:
-        return cast_array(read_box(tensor, box), dtype, tensor.name)
+        return convert(read_box(tensor, box))
 
     known = dtype_named(tensor.dtype)
     if known is not None:
         # What cannot be cast at all is found before anything is read.
-        cast_array(np.empty(0, numpy_dtype(known)), dtype, tensor.name)
+        convert(np.empty(0, numpy_dtype(known)))
     return _made(tensor, read, ("cast", dtype), shape=tensor.shape, dtype=dtype)
 
 
@@ -306,7 +327,7 @@ def _settle(tensor: ForeignTensor, shape: Shape) -> Shape:
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) == 1 and known and not count % known:
         shape = tuple(count // known if n == -1 else n for n in shape)
-    if math.prod(shape) != count or any(n < 0 for n in shape):
+    if math.prod(shape) != count or any(not 0 <= n < _LENGTH_MAX for n in shape):
         raise _refuse(tensor, "a tensor has another number of elements", f"shape {list(shape)}", "")
     return shape
 

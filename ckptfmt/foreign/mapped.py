@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -56,25 +57,19 @@ def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence
     flat = None if not rules and (tree.root is not None or tree.keys) else columns()
     if flat is None or not (rules or flat.names):
         return Mapped(tree, _renamed(tree.tensors.values()), {}, {}, ())
-    leaves, reports, lost = apply_rules(rules, _leaves(tree, flat))
+    applied = apply_rules(rules, _leaves(tree, flat))
+    leaves = applied.leaves
     containers, attributes = _moved_containers(flat, leaves)
     root = _nested(leaves, containers, attributes)
     made = tree_of(
         root,
         tree.format,
         metadata=tree.metadata,
-        skipped={**tree.skipped, **lost},
+        skipped={**tree.skipped, **applied.lost},
         ignored=tree.ignored,
         opaque=tree.opaque,
     )
-    tensors = {name: _with_origin(t, leaves[name]) for name, t in made.tensors.items()}
-    dropped = {
-        name: report.rule
-        for report in reports
-        for change in report.changes
-        if not change.after
-        for name in change.before
-    }
+    tensors = {name: _with_origin(t, _leaf_of(name, leaves)) for name, t in made.tensors.items()}
     return Mapped(
         replace(made, tensors=tensors, file=tree.file, step=tree.step, metrics=tree.metrics),
         _renamed(tensors.values())
@@ -84,9 +79,17 @@ def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence
             if x.tensor is None and x.origin[:1] not in ((), (n,))
         },
         {name: "; ".join(leaf.steps) for name, leaf in leaves.items() if leaf.steps},
-        dropped,
-        reports,
+        applied.dropped,
+        applied.reports,
     )
+
+
+def _leaf_of(name: str, leaves: Leaves) -> Leaf:
+    """The leaf that a tensor of the new tree is. A list that lost an item is a dict of positions."""
+    return leaves[name] if name in leaves else leaves[_POSITION.sub(r"\1", name)]
+
+
+_POSITION = re.compile(r"(?<![^/])~3i(\d+)(?![^/])")
 
 
 def _with_origin(tensor: ForeignTensor, leaf: Leaf) -> ForeignTensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.errors import CorruptError, NotFoundError, UsageError
+from ckptfmt.errors import CorruptError, NotFoundError, UsageError, warn
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree
 from ckptfmt.foreign.mapped import map_tree
 from ckptfmt.foreign.registry import read_foreign
@@ -41,11 +41,16 @@ def open_foreign(
         UnsupportedError: No importer recognises it.
         CorruptError: It is damaged or hostile.
         UsageError: A rule is not understood, touches nothing or does not fit.
+    Warns:
+        CkptWarning: A preset could not carry something of an optimizer.
     """
     if not rules and isinstance(path, str | os.PathLike):
         return ForeignCheckpoint(os.fspath(path), read_foreign(path, source_format=source_format))
     source = read_source(path, source_format=source_format)
     mapped = map_tree(source.tree, source.columns, parse_rules(rules))
+    for name, why in mapped.tree.skipped.items():
+        if name not in source.tree.skipped:
+            warn(f"the rules could not carry {name}: {why}")
     return ForeignCheckpoint(source.path, mapped.tree, source.info)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 from ckptfmt.errors import NotFoundError, StorageError, UsageError
 from ckptfmt.foreign import lazy
 from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.layer_rules import parse_layer
+from ckptfmt.foreign.optimizers import row_of_class
 from ckptfmt.foreign.presets import PRESETS, Layers
 from ckptfmt.foreign.rules import Concat, Drop, Pattern, Rename, Rule, Split, Transform
 from ckptfmt.types import Rules, StrPath
@@ -28,10 +30,12 @@ class _Row:
     def __init__(self, row: Mapping[str, object], where: str) -> None:
         self._row, self.where = row, where
         self._left = set(row)
+        self._known: list[str] = []
 
     def take(
         self, key: str, kind: type | tuple[type, ...], expected: str, default: Any = ...
     ) -> Any:
+        self._known.append(key)
         if key not in self._row:
             if default is ...:
                 raise self.error(f"{key} = {expected}", f"no {key}")
@@ -62,7 +66,8 @@ class _Row:
 
     def finish(self) -> None:
         if self._left:
-            raise self.error("keys that this kind of rule has", ", ".join(sorted(self._left)))
+            found = ", ".join(sorted(map(str, self._left)))
+            raise self.error(f"no key but {', '.join(dict.fromkeys(self._known))}", found)
 
     def error(self, expected: str, found: str) -> UsageError:
         return UsageError(
@@ -102,7 +107,7 @@ def _parse_row(row: _Row, keys: Mapping[str, object], in_file: bool) -> list[Rul
     known = [verb for verb in _VERBS if not (in_file and verb == "map")]
     verbs = [key for key in known if key in keys]
     if len(verbs) != 1:
-        raise row.error(f"one of {', '.join(known)}", ", ".join(map(str, keys)) or "nothing")
+        raise row.error(f"just one of {', '.join(known)}", ", ".join(map(str, keys)) or "nothing")
     made = _VERBS[verbs[0]](row)
     row.finish()
     return made
@@ -211,6 +216,9 @@ def _preset(row: _Row) -> list[Rule]:
     given = row.take("layers", Mapping, "a table of patterns and kinds of layers", {})
     if not all(isinstance(item, str) for item in given.values()):
         raise row.error("layers = {pattern = kind of layer}", f"layers = {given!r}"[:120])
+    for key, kind in given.items():
+        if row_of_class(kind) is None:
+            parse_layer(key, kind)  # which refuses what is none
     layers = Layers([(Pattern(str(key)), str(kind)) for key, kind in given.items()])
     return [made(layers, row.text("root", None))]
 

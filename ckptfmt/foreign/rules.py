@@ -63,6 +63,8 @@ class Table:
         self.notes: list[str] = []
         self.lost: dict[str, str] = {}
         """What the rule cannot carry -> why: as if the source had it and it were left out."""
+        self.dropped: list[str] = []
+        """What the caller let it drop, by its name in the source."""
 
     def keep(self, name: str, leaf: Leaf) -> None:
         old = self.leaves.get(name)
@@ -80,6 +82,8 @@ class Table:
         """These leaves became those; nothing: they were dropped."""
         for name, leaf in after.items():
             self.keep(name, leaf)
+        if not after:
+            self.dropped += [origin for n, leaf in before.items() for origin in leaf.origin or (n,)]
         self.changes.append(
             RuleChange(
                 tuple(before),
@@ -332,37 +336,54 @@ class Several(Rule):
             table.changes += made.changes
             table.notes += made.notes
             table.lost |= made.lost
+            table.dropped += made.dropped
         table.leaves = leaves
         return table
 
 
-def apply_rules(
-    rules: Sequence[Rule], leaves: Leaves
-) -> tuple[Leaves, list[RuleReport], dict[str, str]]:
+@dataclass(slots=True)
+class Applied:
+    """What rules made of a table: the leaves, what each rule did, what they could not carry -> why,
+    and what was dropped, by its name in the source -> the rule."""
+
+    leaves: Leaves
+    reports: list[RuleReport] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+
+
+def apply_rules(rules: Sequence[Rule], leaves: Leaves) -> Applied:
     """Apply rules in order, each to what the one before made.
 
-    Returns:
-        The leaves, what each rule did, and what they could not carry -> why.
     Raises:
         UsageError: A rule touches nothing, does not fit what it touches, or gives two leaves one
             name.
     """
-    reports: list[RuleReport] = []
-    lost: dict[str, str] = {}
+    made = Applied(leaves)
     for rule in rules:
-        table = rule.apply(leaves)
+        table = rule.apply(made.leaves)
         if not table.changes and rule.must_touch:
-            raise _touches_nothing(rule, leaves)
-        leaves = table.leaves
-        reports.append(RuleReport(rule.text, tuple(table.changes), tuple(table.notes)))
-        lost |= table.lost
-    return leaves, reports, lost
+            raise _touches_nothing(rule, made.leaves)
+        made.leaves = table.leaves
+        made.reports.append(RuleReport(rule.text, tuple(table.changes), tuple(table.notes)))
+        made.lost |= table.lost
+        made.dropped |= dict.fromkeys(table.dropped, rule.text)
+    return made
 
 
 def _touches_nothing(rule: Rule, leaves: Leaves) -> UsageError:
     from ckptfmt.engine import nearest
 
     looked_for = [_plain(text) for text in rule.patterns()]
+    values = [name for name in leaves if isinstance(rule, Each) and rule.pattern.matches(name)]
+    if values:
+        return UsageError(
+            "a rule touches nothing",
+            reason="rule-unused",
+            where=rule.text,
+            expected="a tensor that its pattern is found in",
+            found=f"plain values: {', '.join(values[:3])}",
+        )
     return UsageError(
         "a rule touches nothing",
         reason="rule-unused",

@@ -253,6 +253,8 @@ def test_what_has_no_equal_is_named_and_left_out_only_if_asked(tmp_path: Path) -
         with pytest.raises(UnsupportedError, match="optimizer"):
             ckptfmt.convert(tmp_path / at, tmp_path / "n", rules=[{"preset": "keras-to-torch"}])
         assert not (tmp_path / "n").exists()
+        with pytest.warns(CkptWarning, match="the rules could not carry optimizer"):
+            ckptfmt.open_foreign(tmp_path / at, rules=[{"preset": "keras-to-torch"}])
 
 
 def test_what_keras_has_once_is_refused_where_groups_differ(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_tie_stays_where_both_are_treated_alike() -> None:
         (lambda t: lazy.part(t, 2, 0, 1), "axis that a tensor has not"),
         (lambda t: lazy.split(t, 1, None, 2), "cannot be split"),
         (lambda t: lazy.split(t, 1, [1, 1], 2), "cannot be split"),
-        (lambda t: lazy.blocks(t, 1, (0, 2, 2)), "not an order of blocks"),
+        (lambda t: lazy.blocks(t, 1, (0, 2, 2)), "does not name each block once"),
         (lambda t: lazy.reshaped(t, (4, -1)), "another number of elements"),
         (lambda t: lazy.reshaped(t, (-1, -1)), "another number of elements"),
         (lambda t: lazy.joined([t, foreign(values(3, 3))], 1), "do not fit"),

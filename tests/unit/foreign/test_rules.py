@@ -72,6 +72,17 @@ def test_a_list_whose_items_part_is_no_list_any_more(store: str) -> None:
     assert "epoch" not in loaded
 
 
+def test_what_is_dropped_is_told_by_its_name_in_the_source(store: str) -> None:
+    rules = [{"rename": "^epoch$", "to": "era"}, {"drop": "^era$"}]
+    report, _ = converted(store, rules)
+    assert report.dropped == {"epoch": "drop '^era$'"}
+
+
+def test_a_list_that_loses_an_item_is_a_dict_of_positions(store: str) -> None:
+    _, loaded = converted(store, [{"drop": "^blocks/1$"}])
+    assert {key: item[0] for key, item in loaded["blocks"].items()} == {0: 0, 2: 2}
+
+
 def test_each_rule_sees_what_the_one_before_made(store: str) -> None:
     rules: list[dict[str, Any]] = [
         {"drop": "^(blocks|epoch|name)"},
@@ -123,7 +134,14 @@ def test_a_rule_in_vain_is_an_error_that_names_it_and_what_is_near(store: str) -
         ([{"cast": "weight", "dtype": "flaot16"}], "not understood"),
         ([{"transpose": "weight", "axes": [0, True]}], "not understood"),
         ([{"reorder": "weight", "axis": 0, "order": [0, 1, 2]}], "cannot be split"),
+        ([{"reorder": "weight", "axis": 0, "order": [0, 0]}], r"order \[0, 0\] of a rule does not"),
         ([{"split": "weight", "to": ["x", "x"]}], "parts of a tensor get one name"),
+        ([{"split": "weight", "to": ["x", "y"], "sizes": [-1, 10**9]}], "cannot be split"),
+        ([{"reshape": "weight", "shape": [-1, 0, 1 << 70]}], "another number of elements"),
+        ([{"split": "weight", "to": "x"}], "expected to = a list of texts"),
+        ([{"rename": "^epoch$", "to": "x", "axs": 1}], "no key but rename, to, found axs"),
+        ([{"cast": "^epoch$", "dtype": "float32"}], "a tensor .* found plain values: epoch"),
+        ([{"preset": "torch-to-keras", "layers": {"none": "Lineer"}}], "not a kind of layer"),
         ([{"concat": [r"fc\.weight", r"fc\.bias"], "to": "x"}], "do not fit"),
         ([{"concat": [r"weight$", r"bias$"], "to": "x"}], "cannot be joined"),
         ([{"preset": "keras-to-pytorch"}], "no such preset"),
@@ -140,7 +158,7 @@ def test_rules_that_make_no_sense_are_refused_and_nothing_is_written(
 
 def test_a_cast_that_overflows_commits_nothing(tmp_path: Path) -> None:
     ckptfmt.save({"w": np.array([1e30], np.float32)}, tmp_path / "s", durable=False)
-    with pytest.raises(MismatchError, match="overflow"):
+    with pytest.raises(MismatchError, match=r"overflow.* let the rule's pattern match fewer"):
         converted(str(tmp_path / "s"), [{"cast": "w", "dtype": "float16"}])
     assert ckptfmt.Store(f"{tmp_path / 's'}-new").names() == []
 
