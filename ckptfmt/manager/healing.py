@@ -160,8 +160,9 @@ class Healing:
         """Why a checkpoint is passed over after an attempt; "" where somebody deleted it since the
         listing, and nothing is wrong with it; None: it is not, and the error is raised."""
         if isinstance(error, FormatError | NotFoundError | StorageError):
-            if isinstance(error, StorageError) and error.retryable:
-                return None  # the medium, not the checkpoint: an older one would be a silent loss
+            passing = isinstance(error, StorageError) and error.retryable
+            if passing or error.reason == "access-denied":
+                return None  # not the checkpoint's fault: an older one would be a silent loss
             gone = isinstance(error, NotFoundError) and name not in store.names()
             return "" if gone else str(error)
         return f"a validator says: {error}" if error is self._refusal else None
@@ -198,7 +199,17 @@ class Healing:
         here = _newest_first(self.store)
         rows, there = [(self.store, name) for name in here], []
         if self.mirror is not None:
-            there = _left(self.store, self.mirror, here)
+            try:
+                there = _left(self.store, self.mirror, here)
+            except StorageError as error:
+                raise StorageError(
+                    "the mirror cannot be looked at, and may have a newer checkpoint",
+                    reason=error.reason,
+                    where=self.mirror.url,
+                    found=str(error),
+                    do="try again later; to go on with what is here: restore(at=...), or no mirror=",
+                    retryable=error.retryable,
+                ) from error
             rows += [(self.mirror, name) for name in there]
         order = {name: n for n, name in enumerate(sorted({*here, *there}, key=_by_step))}
         return sorted(rows, key=lambda row: (order[row[1]], row[0] is self.mirror))

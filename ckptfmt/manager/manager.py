@@ -42,7 +42,7 @@ from ckptfmt.manager.flight import Flight, Started
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.healing import Healing, Loaded, Validator
 from ckptfmt.manager.keep import Decision, Keep, best_of, last
-from ckptfmt.manager.mirror import Mirror, Mirroring, as_mirror
+from ckptfmt.manager.mirror import Mirror, Mirroring, annotate_either, as_mirror
 from ckptfmt.manager.pace import Pace, job_of_environment
 from ckptfmt.manager.preemption import Preemption
 from ckptfmt.manager.pruning import WRITER
@@ -200,6 +200,8 @@ class Manager:
 
         report = self._search(healing, attempt)
         if report is not None and report.info is not None:
+            if not report.unexpected:
+                self._was_read(report.info)
             if self._asynchronous and not (report.missing or report.unexpected):
                 ready_staging(report.info.nbytes, report.info.tensors)
             return replace(report, rejected=healing.rejected)
@@ -234,6 +236,7 @@ class Manager:
         found = self._search(healing, lambda c: self._each(lambda: attempt(c)))
         if found is None:
             return None
+        self._was_read(found.info)
         return replace(found, report=replace(found.report, rejected=healing.rejected))
 
     def _each(self, do: Callable[[], T]) -> T:
@@ -263,12 +266,15 @@ class Manager:
             return None
         info = chosen[0]
         self._abandoned.leave(info, healing)
-        if self._together is None:  # a rank reads its part
-            self._aftermath.pruning.was_read(info)
         self._pace.restored(info.step or 0, time.monotonic())
         self._watching.resumed(info)
         self._tell("restore.done", info.name, info.step, seconds=time.monotonic() - started_s)
         return made
+
+    def _was_read(self, info: CheckpointInfo) -> None:
+        """All of it, so that it is verified; but a rank reads its part, and the mirror's is another."""
+        if self._together is None and info.url == self.store.url:
+            self._aftermath.pruning.was_read(info)
 
     def _rejected(self, rejected: Rejected, error: BaseException | None) -> None:
         self._tell(
@@ -417,12 +423,12 @@ class Manager:
         return best_of(self.store.checkpoints(), self._keep, metric)
 
     def annotate(self, step: int, **metrics: float) -> None:
-        """Add metrics that come after the commit; waits for that step's save."""
+        """Add metrics that come after the commit; waits for it. The mirror's, if it alone has it."""
         self._flight.wait_for_commit(_step(step))
         if not self._leads:
             return
         try:
-            self.store.annotate(step, metrics=metrics)
+            annotate_either(self.store, self._mirror, step, metrics)
         except CheckpointError as error:
             if self._on_error == "raise" or isinstance(error, UsageError):
                 raise

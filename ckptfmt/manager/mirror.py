@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfmt.engine import (
@@ -208,3 +208,19 @@ class Mirroring:
 
 def as_mirror(value: StrPath | Store | Mirror | None) -> Mirror | None:
     return value if isinstance(value, Mirror) or value is None else Mirror(value)
+
+
+def annotate_either(
+    store: Store, mirror: Store | None, step: int, metrics: Mapping[str, float]
+) -> None:
+    """In the first store, or in the mirror where that alone has the step still.
+
+    Raises:
+        NotFoundError: Neither has it.
+    """
+    try:
+        store.annotate(step, metrics=metrics)
+    except NotFoundError:
+        if mirror is None or step not in mirror.steps():
+            raise
+        mirror.annotate(step, metrics=metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from ckptfmt import (
     Manager,
     Mirror,
     NotFoundError,
+    StorageError,
     Store,
 )
+from ckptfmt.storage import open_backend
+from ckptfmt.testing import FaultyBackend, Operation
 
 
 def test_after_so_many_bad_ones_the_trouble_is_elsewhere(tmp_path: Path) -> None:
@@ -171,3 +174,86 @@ def test_a_tagged_one_that_is_set_aside_is_said_and_how_to_take_it_back(tmp_path
         ckptfmt.load(f"{tmp_path}@production")
     Store(tmp_path).readmit("step-0000000000000003")
     assert ckptfmt.load(f"{tmp_path}@production")["step"] == 3
+
+
+def refusing(path: Path, only: Callable[[Operation], bool], reason: str) -> Store:
+    """A store of which some operations are refused, for good."""
+
+    def refusal(operation: Operation) -> BaseException:
+        return StorageError("refused", reason=reason, where=operation.key, do="look")
+
+    backend = FaultyBackend(open_backend(path), fail_at=0, mode="from", error=refusal, only=only)
+    return Store(backend)  # type: ignore[arg-type]
+
+
+def test_what_may_not_be_read_is_not_taken_for_damage(tmp_path: Path) -> None:
+    """A file of another user: an older checkpoint would be trained anew, and this one set aside."""
+    train(tmp_path, range(1, 3))
+    newest = ckptfmt.open(tmp_path, step=2).index.files.ids
+
+    def is_newest(operation: Operation) -> bool:
+        return operation.key.removeprefix("data/") in newest
+
+    with (
+        Manager(refusing(tmp_path, is_newest, "access-denied")) as manager,
+        pytest.raises(StorageError, match="refused"),
+    ):
+        manager.restore(state(0))
+    mine = state(0)
+    with (
+        Manager(refusing(tmp_path, is_newest, "io")) as manager,  # a bad sector
+        pytest.warns(CkptWarning, match="is passed over"),
+    ):
+        assert manager.restore(mine).step == 1
+
+
+def test_a_mirror_that_cannot_be_looked_at_is_said_and_what_is_here_may_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptfmt.manager.mirror.CLOSE_TIMEOUT_S", 20.0)
+    train(tmp_path / "a", range(1, 3))
+    away = refusing(tmp_path / "b", lambda _: True, "io")
+    with Manager(tmp_path / "a", mirror=away) as manager:
+        with pytest.raises(StorageError, match=r"may have a newer checkpoint.*restore\(at="):
+            manager.restore(state(0))
+        assert manager.restore(state(0), at=2).step == 2
+
+
+def test_metrics_for_what_only_the_mirror_has_still_go_there(tmp_path: Path) -> None:
+    train(tmp_path / "a", range(1, 3), tmp_path / "b")
+    Store(tmp_path / "a").delete(1)
+    with Manager(tmp_path / "a", mirror=tmp_path / "b") as manager:
+        manager.annotate(1, val_loss=0.5)
+        with pytest.raises(NotFoundError, match="expected step 7"):
+            manager.annotate(7, val_loss=0.5)
+    assert Store(tmp_path / "b").checkpoints()[0].metrics == {"val_loss": 0.5}
+
+
+@pytest.mark.damaged_store
+def test_what_was_read_in_part_or_from_the_mirror_is_not_verified_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older ones stay behind a newest whose damaged part no restore has looked at."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    train(first, range(1, 3))
+    big = {"w": np.full(3000, 3, np.float32), "step": 3, "rest": np.arange(9000.0)}
+    ckptfmt.save(big, first, step=3)
+    Store(first).push(second, 3)
+    data = bytearray()
+    for file in ckptfmt.open(first, step=3).index.files.ids:
+        path = first / "data" / file
+        data[:] = path.read_bytes()
+        data[-5000] ^= 1
+        path.write_bytes(data)
+    with Manager(first, keep=1) as manager:
+        assert manager.restore(state(0), allow_unexpected="rest").step == 3
+        assert [decision.kept for decision in manager.prune()] == [True] * 3
+    monkeypatch.setattr(Store, "pull", refuse_to_pull)
+    with Manager(first, keep=1, mirror=second) as manager:
+        with pytest.warns(CkptWarning, match="is passed over"):
+            assert manager.restore({**big, "step": 0}).step == 3
+        assert [decision.kept for decision in manager.prune()] == [True] * 3
+
+
+def refuse_to_pull(*_: object) -> None:
+    raise StorageError("away", reason="io", where="mirror", do="try again")
