@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
+
+import keras
 
 from ckptfmt.engine import Matcher, cast_array
 from ckptfmt.errors import MismatchError, warn
@@ -101,12 +104,14 @@ class Waiting:
         same answer.
         """
         error._keras_call_info_injected = True  # type: ignore[attr-defined]
+        _forget_traces()
         self._failures[id(obj)] = (obj, error)
         obj.built = False
 
     def raise_again(self, obj: Any) -> None:
         """If it was refused before."""
         if id(obj) in self._failures:
+            _forget_traces()
             raise self._failures[id(obj)][1]
 
     def forgive(self) -> None:
@@ -124,6 +129,22 @@ class Waiting:
     def _unhook(self) -> None:
         while self._removes:
             self._removes.pop()()
+
+
+def _forget_traces() -> None:
+    """Let the models whose `fit`, `evaluate` or `predict` led here make their functions anew.
+
+    They keep what they traced, and TensorFlow answers to a function whose first trace failed with
+    errors of its own ever after, whatever became of the cause.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        model = frame.f_locals.get("self")
+        if isinstance(model, keras.Model):
+            for name in ("train_function", "test_function", "predict_function"):
+                if getattr(model, name, None) is not None:
+                    setattr(model, name, None)
+        frame = frame.f_back
 
 
 _LIVE: weakref.WeakSet[Waiting] = weakref.WeakSet()

@@ -415,3 +415,29 @@ def test_a_variable_that_is_found_by_a_shorter_path_when_more_is_built_is_still_
     fresh(X)
     status.assert_consumed()
     assert same(first, fresh)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_model_is_of_use_again_once_what_did_not_fit_in_fit_is_let_go(
+    trained: tuple[Any, Path], eager: bool
+) -> None:
+    """Each further fit raises the same, and the first one after `close` trains: no trace is left of
+    those that failed, in the layers, in the optimizer or in what Keras has traced."""
+    net = Block(units=5)
+    net.compile(keras.optimizers.Adam(0.05), "mse", run_eagerly=eager)
+    status = ckf.restore({"model": net, "optimizer": net.optimizer}, trained[1])
+    tries = [
+        lambda: net.fit(X, Y, epochs=1, verbose=0),
+        lambda: net.evaluate(X, Y, verbose=0),
+        lambda: net.predict(X, verbose=0),
+        lambda: net.train_on_batch(X, Y),
+    ]
+    for one in tries:
+        with pytest.raises(MismatchError, match=r"inner/kernel: expected float32 \[3, 5\]"):
+            one()
+    status.close()
+    for one in tries:
+        one()
+    losses = net.fit(X, Y, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert {variable.shape[-1] for variable in net.inner.variables} == {5}
