@@ -6,7 +6,7 @@ variable's name is the one its model has for it, found by identity in the tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ckptfmt.engine import StoredLeaf
 from ckptfmt.errors import UsageError, warn
 from ckptfmt.format import parse_key, split_name
 from ckptfmt.tensorflow.objects import empty_nodes, survey
@@ -224,10 +225,27 @@ def constants(optimizer: Any, variable: Any) -> dict[str, object]:
     """Of the leaf of an optimizer's number of steps: which class of Keras's it is, with what numbers."""
     if variable is not getattr(optimizer, "_iterations", None):
         return {}
-    cls = next(c for c in type(optimizer).__mro__ if c.__module__.startswith("keras."))
     found = {key: getattr(optimizer, key, None) for key in _CONSTANTS}
     numbers = {key: item for key, item in found.items() if isinstance(item, (bool, int, float))}
-    return {CONSTANTS: {"class": cls.__name__, **numbers}}
+    return {CONSTANTS: {"class": class_of(optimizer).__name__, **numbers}}
+
+
+def class_of(optimizer: Any) -> type:
+    """Keras's own class of it: that which a class of the user's is derived from."""
+    return next(c for c in type(optimizer).__mro__ if c.__module__.startswith("keras."))
+
+
+def other_class(leaves: Mapping[str, StoredLeaf], optimizer: Any) -> str:
+    """The class whose state is stored, if an optimizer has nothing to do with it; else "".
+
+    Of two classes one of which is derived from the other, as AdamW is from Adam, names decide.
+    """
+    rows = (leaf.attributes.get(CONSTANTS) for leaf in leaves.values())
+    found = next((str(row.get("class", "")) for row in rows if isinstance(row, Mapping)), "")
+    own, theirs = class_of(optimizer), getattr(keras.optimizers, found, None)
+    if not found or found in {one.__name__ for one in own.__mro__}:
+        return ""
+    return "" if isinstance(theirs, type) and issubclass(theirs, own) else found
 
 
 def all_exist(owners: set[str], peers: Peers) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
 
+from ckptfmt.engine import StoredLeaf
 from ckptfmt.tensorflow import keras_optimizer, v1_optimizer
 from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.survey import Keys
@@ -35,6 +36,9 @@ class OptimizerKind(Protocol):
     def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
         """Attributes of the leaf of one of its variables: its number of steps says what it is."""
 
+    def other_class(self, leaves: Mapping[str, StoredLeaf], optimizer: Any) -> str:
+        """The class whose state is stored, if it is known and another than the optimizer's."""
+
     def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
         """The variables of the tree that it should be built on."""
 
@@ -62,6 +66,9 @@ class _Keras:
     def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
         return keras_optimizer.constants(optimizer, variable)
 
+    def other_class(self, leaves: Mapping[str, StoredLeaf], optimizer: Any) -> str:
+        return keras_optimizer.other_class(leaves, optimizer)
+
     def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
         return keras_optimizer.variables_to_build_on(optimizer, peers, stored_owners)
 
@@ -88,6 +95,9 @@ class _V1:
 
     def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
         return {}
+
+    def other_class(self, leaves: Mapping[str, StoredLeaf], optimizer: Any) -> str:
+        return ""
 
     def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
         return v1_optimizer.optimized_by(peers, stored_owners)

@@ -50,7 +50,10 @@ class OptimizerTarget:
     def compare(self, comparison: Comparison) -> None:
         self._stored = stored = followed(comparison, self.name, self._peers)
         shown = self._optimizer
-        self._build_on = []
+        self._build_on, self._asked, self._pending = [], [], []
+        if self._is_of_another_class(comparison):
+            comparison.take(self.name)
+            return
         later = False
         if not self._kind.is_built(shown):
             owners = keras_optimizer.names_of_owners(stored, self.name)
@@ -58,7 +61,6 @@ class OptimizerTarget:
             if owners and not later:
                 self._build_on = self._kind.build_on(shown, self._peers, owners)
                 shown = self._kind.built_copy(shown, self._build_on)
-        self._asked = []
         taken: set[str] = set()
         named = named_variables(shown, self.name, self._peers)
         for name, (variable, aliases) in named.items():
@@ -74,6 +76,23 @@ class OptimizerTarget:
         self._pending = [name for name in stored if name not in taken] if later else []
         for name in self._pending:
             comparison.pending(name, source=stored[name].name)
+
+    def _is_of_another_class(self, comparison: Comparison) -> bool:
+        """Say so if what is stored is the state of a class that has nothing to do with this one: a
+        slot of one name is another thing there. Counter and learning rate alone may be taken."""
+        leaves = comparison.stored(self.name)
+        found = self._kind.other_class(leaves, self._optimizer)
+        slot = absolute(self.name, f"{keras_optimizer.STATE}/variable/slot")
+        owners = keras_optimizer.names_of_owners(leaves, self.name)
+        if not found or not (owners or comparison.wanted(slot)):
+            return False
+        comparison.mismatch(
+            self.name,
+            f"the state of {type(self._optimizer).__name__}",
+            f"that of {found} (restore into {found} to go on with it, or leave {self.name} out of "
+            "names= to begin anew with this one)",
+        )
+        return True
 
     def bind(self, staged: Staged) -> None:
         asked = [name for name in self._asked if name in staged]

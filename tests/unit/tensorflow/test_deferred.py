@@ -426,7 +426,7 @@ def test_a_model_is_of_use_again_once_what_did_not_fit_in_fit_is_let_go(
     net = Block(units=5)
     net.compile(keras.optimizers.Adam(0.05), "mse", run_eagerly=eager)
     status = ckf.restore({"model": net, "optimizer": net.optimizer}, trained[1])
-    tries = [
+    tries: list[Callable[[], object]] = [
         lambda: net.fit(X, Y, epochs=1, verbose=0),
         lambda: net.evaluate(X, Y, verbose=0),
         lambda: net.predict(X, verbose=0),
