@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from ckptfmt.engine.coordinate import begin, end, ensure_store_marker, open_key, remove_parts
-from ckptfmt.engine.group import Gone, gone_error, late_error, wait_until
+from ckptfmt.engine.group import LOOK_S, Gone, gone_error, late_error, wait_until
 from ckptfmt.engine.owner import Owner, deactivate
 from ckptfmt.engine.presence import LOST_AFTER_S, Presence, check_lost_after
 from ckptfmt.errors import CheckpointError, NotFoundError, UsageError
@@ -272,9 +272,12 @@ class _HostMember(_Member):
         with suppress(CheckpointError):
             for line in list(self.kept):
                 self.forget(line)
-            if error is None:
-                for name in self.home.names():
-                    self.home.delete(name)
+            if error is not None:
+                return  # the others come to hear why
+            for name in self.home.names("left-"):
+                self.home.delete(name)
+            if _json(self.home.get("answer")).get("host", {}).get("life") == self.presence.life:
+                self.home.delete("answer")
 
     def all_came(self, line: str) -> None:
         """All have heard what became of the meetings before this one."""
@@ -306,7 +309,9 @@ class _Host(FileMailbox):
         return data
 
     def tend(self) -> None:
-        if self._host.size > 1 and time.monotonic() - self._tended_s >= _TEND_S:
+        # Once all have come, a hello can only be that of one that was started again.
+        pause_s = _TEND_S if len(self._host.came) < self._host.size - 1 else LOOK_S
+        if self._host.size > 1 and time.monotonic() - self._tended_s >= pause_s:
             self._tended_s = time.monotonic()
             self._host.answer()
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ckptfmt.torch as ckt
-from ckptfmt import Event, Manager, Preemption, when
+from ckptfmt import ConflictError, Event, Manager, Preemption, when
 
 
 def _state(world: int) -> dict[str, Any]:
@@ -64,3 +64,18 @@ def train(rank: int, world: int, path: str, steps: int, told_at: int) -> Any:
             if verdict.stop:
                 break
     return first, step, _digest(state), "delete" in events
+
+
+def fail(rank: int, world: int, path: str) -> Any:
+    """Rank 1's loop ends by an error of its own; the others are told by whom, and why."""
+    state = {"w": torch.zeros(3), "rng": ckt.per_rank(ckt.rng_state())}
+    try:
+        with Manager(path, group="world", save_when=2, preemption=Preemption()) as manager:
+            for step in range(1, 6):
+                if (rank, step) == (1, 4):
+                    raise ZeroDivisionError("bad batch")
+                manager.observe(step)
+                manager.save(state, step=step)
+    except (ZeroDivisionError, ConflictError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "went on"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import ckptfmt
 
 JOBS = Path(__file__).with_name("manager_jobs.py")
@@ -24,3 +26,12 @@ def test_a_sharded_run_that_one_rank_had_to_leave_goes_on_exactly(
     assert ckptfmt.Store(path).steps() == ckptfmt.Store(tmp_path / "a").steps() == [4, 6]
     assert [row[3] for row in whole] == [True, False]  # rank 0 alone retains
     assert ckptfmt.Store(path).verify().ok
+
+
+@pytest.mark.slow
+def test_an_error_in_the_loop_of_one_rank_is_heard_by_the_other(ranks: Any, tmp_path: Path) -> None:
+    said = ranks.run(JOBS, "fail", 2, path=str(tmp_path / "a"))
+    assert said[1] == "ZeroDivisionError: bad batch"
+    assert said[0].startswith("ConflictError: a rank of the group is gone: rank 1 (")
+    assert "ZeroDivisionError: bad batch" in said[0]
+    assert ckptfmt.Store(tmp_path / "a").steps() == [2]
