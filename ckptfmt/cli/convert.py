@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -142,7 +143,7 @@ def _refuse(args: argparse.Namespace, options: Mapping[str, object], written: st
 
 def _export(args: argparse.Namespace, out: Output) -> int:
     from ckptfmt.cli.where import parse_store
-    from ckptfmt.errors import UsageError
+    from ckptfmt.errors import UnsupportedError, UsageError
     from ckptfmt.foreign import export, is_foreign, open_foreign
 
     _refuse(args, _OF_A_STORE, "a file of another format")
@@ -153,10 +154,18 @@ def _export(args: argparse.Namespace, out: Output) -> int:
     source, at = args.src, None
     if args.source_format is None and not is_foreign(args.src):
         source, at = parse_store(args.src, args.storage_options, read_only=True)
-    rules = rules_of(args)
+    rules, lost = rules_of(args), {}
     if rules:
-        given = _source(args)
-        source, at = open_foreign(given, source_format=args.source_format, rules=rules), None
+        opened = open_foreign(_source(args), source_format=args.source_format, rules=rules)
+        source, at, lost = opened, None, dict(opened.foreign.skipped)
+    if lost and not args.allow_partial:
+        raise UnsupportedError(
+            f"{format_count(len(lost), 'item')} cannot be carried",
+            reason="foreign-partial",
+            where=args.src,
+            found="; ".join(f"{name}: {reason}" for name, reason in lost.items()),
+            do="--allow-partial carries the rest",
+        )
     more = {"shard_nbytes": args.shard_nbytes} if args.shard_nbytes is not None else {}
     with out.progress("export") as progress:
         report = export(
@@ -173,6 +182,7 @@ def _export(args: argparse.Namespace, out: Output) -> int:
             progress=progress,
             **more,
         )
+    skipped = {**lost, **report.skipped}
     document = {
         "command": "convert",
         "source": args.src,
@@ -181,7 +191,7 @@ def _export(args: argparse.Namespace, out: Output) -> int:
         "loaded": list(report.loaded),
         "renamed": dict(report.renamed),
         "transformed": dict(report.transformed),
-        "skipped": dict(report.skipped),
+        "skipped": skipped,
         "nbytes": report.nbytes,
     }
     size = f"{format_count(len(report.loaded), 'item')}, {format_nbytes(report.nbytes)}"
@@ -196,9 +206,28 @@ def _export(args: argparse.Namespace, out: Output) -> int:
     out.result(document, *shown)
     for name, what in report.transformed.items():
         out.note(f"carried as something else: {name}: {what}")
-    for name, reason in report.skipped.items():
+    for name, reason in skipped.items():
         out.note(f"not carried: {name}: {reason}")
-    return PARTIAL if report.skipped else OK
+    return PARTIAL if skipped else OK
+
+
+_OTHER_SUFFIXES = (".onnx", ".pb", ".tflite", ".mlmodel", ".zip", ".tar", ".json")
+
+
+def _refuse_file_name(dst: str) -> None:
+    """A store that would be called `model.h5` is hardly what was meant."""
+    from ckptfmt.errors import UsageError
+    from ckptfmt.foreign import EXPORTERS, IMPORTERS
+
+    read = [suffix for row in IMPORTERS.values() for suffix in row.suffixes]
+    if "://" not in dst and not os.path.exists(dst) and dst.endswith((*read, *_OTHER_SUFFIXES)):
+        raise UsageError(
+            "no format that can be written has this suffix",
+            reason="arguments",
+            found=dst,
+            expected=", ".join(suffix for row in EXPORTERS.values() for suffix in row.suffixes),
+            do="--to FORMAT writes another; a store is a folder: leave the suffix out",
+        )
 
 
 def _convert(args: argparse.Namespace, out: Output) -> int:
@@ -206,6 +235,7 @@ def _convert(args: argparse.Namespace, out: Output) -> int:
     from ckptfmt.foreign import convert
 
     _refuse(args, _OF_A_FILE, "a checkpoint of a store")
+    _refuse_file_name(args.dst)
     store, at = store_for_writing(args.dst, args.storage_options, step=args.step, name=args.name)
     with out.progress("convert") as progress:
         report = convert(

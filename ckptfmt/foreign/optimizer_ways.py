@@ -135,7 +135,11 @@ class KerasOptimizers(OptimizerRule):
             wanted = NO_EQUAL if live.row is None else f"not {live.row.torch[0]}, but {names}"
             return (live.row, "") if live.row in rows else (None, wanted)
         if len(rows) > 1:
-            return None, f"{names}: say which, layers={{'^{job.name}$': '{rows[0].keras[0]}'}}"
+            which = f"{names}: say which, layers={{'^{job.name}$': "
+            return (
+                None,
+                f"{which}'{rows[0].keras[0]}'}} (--layer '^{job.name}$={rows[0].keras[0]}')",
+            )
         return rows[0], ""
 
 

@@ -387,3 +387,19 @@ def test_the_optimizer_within_one_that_scales_the_loss_is_carried(
         source = ckptfmt.translate(tmp_path / "k", target, allow_partial=True)
     ckt.restore(target, source)
     assert p.state[t.head.weight]["step"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_keras_file_says_which_optimizer_it_has(tmp_path: Path) -> None:
+    k = keras.Sequential([keras.Input((4,)), L.Dense(3, name="head")])
+    k.compile(O.RMSprop(2e-3, rho=0.8, momentum=0.5), "mse")
+    k.fit(np.ones((2, 4), np.float32), np.ones((2, 3), np.float32), verbose=0)
+    k.save(tmp_path / "m.keras")
+    rules = [{"preset": "keras-to-torch"}]
+    ckptfmt.convert(tmp_path / "m.keras", tmp_path / "t", rules=rules, durable=False)
+    t = N.ModuleDict({"head": N.Linear(4, 3)})
+    p = torch.optim.RMSprop(t.parameters(), momentum=0.1)
+    ckt.restore({"model": t, "optimizer": p}, tmp_path / "t")
+    group = p.param_groups[0]
+    assert (group["lr"], group["alpha"], group["momentum"]) == (2e-3, 0.8, 0.5)
+    assert all("momentum_buffer" in entry for entry in p.state.values())

@@ -12,8 +12,9 @@ from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, like, tre
 from ckptfmt.foreign.hdf5 import SIGNATURE, Group, read_hdf5
 from ckptfmt.foreign.keras.legacy import is_legacy, name_legacy
 from ckptfmt.foreign.keras.naming import VARIABLES, Keys, name_variables, numbered
-from ckptfmt.foreign.keras.optimizer import name_numbered
+from ckptfmt.foreign.keras.optimizer import ITERATIONS, constants_of, name_numbered
 from ckptfmt.foreign.mapping import corrupt, map_file, starts_with
+from ckptfmt.foreign.optimizers import CONSTANTS
 from ckptfmt.foreign.shards import check_inside
 from ckptfmt.foreign.strict_json import SMALL_NBYTES_MAX, parse_small_json
 from ckptfmt.foreign.tree_record import RECORD_KEY, with_record
@@ -148,7 +149,12 @@ def _weights(root: Group, config: Any, optimizer: Any) -> dict[Keys, ForeignTens
     rows = numbered(inner.tensors) if inner is not None else []
     keys = name_numbered([tensor for _, tensor in rows], named.trained, optimizer)
     for at, (number, tensor) in enumerate(rows):
-        made[OPTIMIZER, *(keys[at] if keys is not None else (VARIABLES, number))] = tensor
+        place = keys[at] if keys is not None else (VARIABLES, number)
+        if place == (ITERATIONS,):
+            tensor = like(
+                tensor, attributes={**tensor.attributes, CONSTANTS: constants_of(optimizer)}
+            )
+        made[OPTIMIZER, *place] = tensor
     other = root.groups.get(OPTIMIZER)
     if other is not None:
         for key, tensor in _flat(replace(other, groups={**other.groups, VARIABLES: Group("")})):

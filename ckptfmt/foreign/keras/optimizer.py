@@ -19,7 +19,7 @@ _PAIR = ("momentum", "velocity")
 # Slots that stand together stand in one run for each variable; runs follow one another.
 _RUNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "sgd": (("momentum",),),
-    "rmsprop": (("velocity",), ("momentum",), ("average_gradient",)),
+    "rm_sprop": (("velocity",), ("momentum",), ("average_gradient",)),
     "adam": (_PAIR, ("velocity_hat",)),
     "adam_w": (_PAIR, ("velocity_hat",)),
     "nadam": (_PAIR,),
@@ -33,8 +33,8 @@ _RUNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 # (class, first slot of a run) -> the option that it depends on.
 _OPTIONAL = {
     ("sgd", "momentum"): "momentum",
-    ("rmsprop", "momentum"): "momentum",
-    ("rmsprop", "average_gradient"): "centered",
+    ("rm_sprop", "momentum"): "momentum",
+    ("rm_sprop", "average_gradient"): "centered",
     ("adam", "velocity_hat"): "amsgrad",
     ("adam_w", "velocity_hat"): "amsgrad",
 }
@@ -70,6 +70,15 @@ def name_numbered(
     if [shape for _, shape in made] != [tensor.shape for tensor in rows]:
         return None
     return [keys for keys, _ in made]
+
+
+def constants_of(config: Any) -> dict[str, object]:
+    """Its class and numbers, as the adapter for Keras notes them with an optimizer's steps."""
+    numbers = {
+        key: item for key, item in fields_of(config).items() if isinstance(item, int | float)
+    }
+    numbers.pop(RATE, None)  # a variable
+    return {"class": config["class_name"], **numbers}
 
 
 _OLD_SLOTS = {"m": "momentum", "v": "velocity", "vhat": "velocity_hat", "iter": ITERATIONS}

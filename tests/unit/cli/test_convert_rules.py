@@ -117,3 +117,41 @@ def test_a_store_or_checkpoint_that_is_open_is_a_source(source: Path, tmp_path: 
         assert "m/fc.bias" in ckptfmt.open_foreign(given, rules=rules)
     with pytest.raises(ckptfmt.UsageError, match="no foreign format"):
         ckptfmt.convert(ckptfmt.Store(source), tmp_path / "x", source_format="pytorch")
+
+
+def test_what_rules_cannot_carry_is_not_left_out_of_an_export_in_silence(
+    run: Run, tmp_path: Path
+) -> None:
+    one = np.ones(3, np.float32)
+    state = dict.fromkeys(("momentum", "velocity"), one)
+    tree = {
+        "model": {"d": {"kernel": np.ones((2, 3), np.float32), "bias": one}},
+        "optimizer": {
+            "iterations": np.array(1),
+            "learning_rate": np.array(0.1, np.float32),
+            "state": {"d": {"bias": state}},
+        },
+    }
+    ckptfmt.save(tree, tmp_path / "k", durable=False)
+    words = ("convert", tmp_path / "k", tmp_path / "t.pt", "--preset", "keras-to-torch")
+    done = run(*words)
+    assert done.code == 12
+    assert "optimizer: Adam or RMSprop: say which" in done.err
+    assert not (tmp_path / "t.pt").exists()
+    done = run(*words, "--allow-partial", "--json")
+    assert done.code == 3
+    assert list(done.json["skipped"]) == ["optimizer"]
+    done = run(*words, "--layer", "^optimizer$=Adam", "--if-exists", "replace")
+    assert done.code == 0
+    saved = ckptfmt.open_foreign(tmp_path / "t.pt")
+    assert saved["optimizer/param_groups"][0]["params"] == ["d.bias"]
+
+
+def test_a_store_is_not_called_like_a_file_that_cannot_be_written(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    for name in ("m.h5", "m.gguf", "m.onnx"):
+        done = run("convert", source, tmp_path / name, "--rename", "^model/=net/")
+        assert done.code == 2
+        assert "no format that can be written has this suffix" in done.err
+        assert not (tmp_path / name).exists()
