@@ -171,7 +171,12 @@ class Aftermath:
         except CheckpointError as error:
             log.error("no room could be made in %s: %s", self._store.url, error)
             return False
-        return bool(report.deleted or report.abandoned)
+        if not (report.deleted or report.abandoned):
+            return False
+        reason = f"the disk was full, and {report.freed_nbytes:,} bytes of what is deleted already"
+        data = {"alarm": "full", "reason": f"{reason} had to go before their time"}
+        self._tell("alarm", data=data)
+        return True
 
     def _clean_up(self) -> None:
         decisions = self.pruning.carry_out() if self._policy is not None else []

@@ -154,13 +154,16 @@ def test_a_disk_for_two_and_one_in_flight_is_enough_at_any_cadence(
 ) -> None:
     """What is deleted waits ten minutes for its readers: a save that needs its space has it at once."""
     backend = full_disk(tmp_path, 3 * 200_000)
-    with Manager(Store(backend), keep=1, asynchronous=asynchronous) as manager:  # type: ignore[arg-type]
+    events: list[Event] = []
+    options: dict[str, Any] = {"keep": 1, "asynchronous": asynchronous, "hooks": [events.append]}
+    with Manager(Store(backend), **options) as manager:  # type: ignore[arg-type]
         for step in range(1, 8):
             manager.save({"w": np.full(50_000, step, np.float32)}, step=step)
             manager.wait()
     assert backend.fired
     store = Store(tmp_path)
     assert (store.steps(), store.verify().ok) == ([7], True)
+    assert {e.data["alarm"] for e in events if e.kind == "alarm"} == {"full"}
 
 
 def test_a_disk_without_anything_to_delete_is_full(tmp_path: Path) -> None:
