@@ -4,14 +4,18 @@
 
 Both write the same float32 variables durably (TF's files and folder are synced after its `write`) and
 read them back into variables of zeros that exist, their files not in the page cache. Ours verifies
-every byte, TF a CRC-32C. `cold restore` is all or nothing, `cold restore one pass` is `atomic=False`, as
-TF's own is. `peak_nbytes` is the memory that a call took beside what was resident before it.
+every byte, TF a CRC-32C. `cold restore` is all or nothing, with the new values beside the old ones;
+`cold restore 2 passes` is so too, without: every byte is checked first and then read again.
+`cold restore one pass` is `atomic=False`, as TF's own is. `peak_nbytes` is the memory that a call took
+beside what was resident before it. `limit` is the disk: the same bytes by direct writes and reads into
+memory that is there, without names, digests or variables.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,27 @@ import report
 import resident
 import rounds
 import stored
-from peers import tf_checkpoint
+from peers import machine_limit, tf_checkpoint
 
-ONE_PASS = "cold restore one pass"
+TWO_PASSES, ONE_PASS = "cold restore 2 passes", "cold restore one pass"
+
+
+class Limit:
+    """What the machine allows."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.nbytes = options["nbytes"]
+
+    def operations(self, folder: Path) -> dict[str, Callable[[], object]]:
+        own = machine_limit.convert(models.transformer(self.nbytes))
+        return {
+            "save": lambda: machine_limit.save(own, folder),
+            "prepare pages": lambda: machine_limit.prepare_load(folder),
+            "cold restore": lambda: machine_limit.load(folder),
+        }
+
+    def check(self, result: object) -> None:
+        return
 
 
 class Trial:
@@ -40,15 +62,21 @@ class Trial:
             "prepare pages": lambda: stored.ready_pages(self.nbytes),
             "save": lambda: resident.watch(lambda: self.save(place)),
         }
-        for operation in ["cold restore", ONE_PASS] if self.ours else ["cold restore"]:
-            atomic = operation != ONE_PASS
-            made[f"prepare zeros {atomic}"] = lambda: self.fill(models.zeros(self.nbytes))
-            made[f"prepare pages {atomic}"] = lambda: stored.ready_pages(2 * self.nbytes)
-            made[operation] = lambda atomic=atomic: resident.watch(  # type: ignore[misc]
-                lambda: self.restore(place, atomic=atomic)
-            )
-            made[f"prepare proof {atomic}"] = self.prove
+        for operation in ["cold restore", *([TWO_PASSES, ONE_PASS] if self.ours else [])]:
+            made[f"prepare zeros {operation}"] = lambda: self.fill(models.zeros(self.nbytes))
+            made[f"prepare pages {operation}"] = lambda: stored.ready_pages(2 * self.nbytes)
+            made[operation] = partial(self.watch_restore, place, operation)
+            made[f"prepare proof {operation}"] = self.prove
         return made
+
+    def watch_restore(self, place: Path, operation: str) -> object:
+        budget = 0 if operation == TWO_PASSES else None
+        if not self.ours:
+            return resident.watch(lambda: self.restore(place))
+        import ckptfmt
+
+        with ckptfmt.configure(staging_nbytes=budget):
+            return resident.watch(lambda: self.restore(place, atomic=operation != ONE_PASS))
 
     def fill(self, flat: models.Flat) -> None:
         self.own = {}  # the old ones go first: two states are in memory at no time
@@ -57,7 +85,7 @@ class Trial:
     def warm_up(self, folder: Path) -> None:
         self.fill(models.many_tensors(2))
         self.save(folder)
-        self.restore(folder, atomic=True)
+        self.restore(folder)
 
     def save(self, folder: Path) -> None:
         if not self.ours:
@@ -67,7 +95,7 @@ class Trial:
 
         ckf.save(self.own, folder, name="bench", bases=())
 
-    def restore(self, folder: Path, *, atomic: bool) -> None:
+    def restore(self, folder: Path, *, atomic: bool = True) -> None:
         if not self.ours:
             tf_checkpoint.restore(self.own, folder)
             return
@@ -83,7 +111,7 @@ class Trial:
         return
 
 
-PEERS: dict[str, Any] = stored.factories(Trial, [report.US, "TF"])
+PEERS: dict[str, Any] = {**stored.factories(Trial, [report.US, "TF"]), report.LIMIT: Limit}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from rounds import Round
 
-US = "ckptfmt"
+US, LIMIT = "ckptfmt", "limit"
 SMALL_NBYTES = 4_000_000
 """Of tensors, with --small."""
 
@@ -125,6 +125,9 @@ def summary(rounds: list[Round], nbytes: int) -> list[dict[str, Any]]:
                 row.setdefault("numbers", {})[key] = [r[peer][operation][key] for r in rounds]
             if operation in rounds[0][US] and peer != US:
                 row["ratios"] = [r[US][operation]["seconds"] / s for r, s in zip(rounds, seconds)]
+            if peer not in (US, LIMIT) and operation in rounds[0].get(LIMIT, {}):
+                limits = [r[LIMIT][operation]["seconds"] for r in rounds]
+                row["of_limit"] = [s / limit for s, limit in zip(seconds, limits)]
             made.append(row)
     return made
 
@@ -143,6 +146,13 @@ def show(title: str, rows: list[dict[str, Any]], nbytes: int, rounds: int) -> No
             ratios = row["ratios"]
             spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
             print(f"{row['operation']:<21} {median(ratios):>13.2f}x  {row['peer']:<16}  {spread}")
+    beyond = [row for row in rows if "of_limit" in row]
+    if beyond:
+        print(f"\n{'operation':<21} {'takes, of the time of ' + LIMIT:>28}    (lowest to highest)")
+    for row in beyond:
+        ratios = row["of_limit"]
+        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{row['operation']:<21} {row['peer']:<16} {median(ratios):>10.2f}x    {spread}")
     print(
         f"\n{'operation':<21} {'who':<16} {'seconds':>9} {'lowest':>9} {'highest':>9} {'CPU s/GB':>9}"
     )
