@@ -344,20 +344,20 @@ def _check_all(
     comparison: Comparison, source: Source, request: RestoreRequest, rows: Sequence[int]
 ) -> None:
     """The checking pass: every byte is read and verified, every cast tried, nothing kept."""
-    arrays = GroupedArrays(source, rows, verify=True, progress=request.progress)
-    for group in arrays.groups:
-        arrays.read(group)
     boxes = BoxesOnDemand(source, comparison.wanted_boxes(), verify=True)
-    for name in boxes:
-        boxes[name]
-    staged = Staged(comparison, arrays, boxes=boxes)
-    for name in comparison.casts:
-        if comparison.sources.get(name) in comparison.boxes:
-            staged.parts(name)
-        else:
-            staged[name]
-    if request.validate is not None:
-        request.validate(staged.by_name())
+    with GroupedArrays(source, rows, verify=True, progress=request.progress) as arrays:
+        for group in arrays.groups:
+            arrays.read(group)
+        for name in boxes:
+            boxes[name]
+        staged = Staged(comparison, arrays, boxes=boxes)
+        for name in comparison.casts:
+            if comparison.sources.get(name) in comparison.boxes:
+                staged.parts(name)
+            else:
+                staged[name]
+        if request.validate is not None:
+            request.validate(staged.by_name())
 
 
 def _roll_back(bound: Sequence[Target], cause: BaseException) -> None:
@@ -396,23 +396,23 @@ def _bind_in_groups(
     their old state. What follows them are plain copies of what was checked.
     """
     rows = list(comparison.tensor_rows())
-    arrays = GroupedArrays(source, rows, verify=request.verify, progress=request.progress)
     boxes = BoxesOnDemand(source, comparison.wanted_boxes(), verify=request.verify)
-    staged = Staged(comparison, arrays, boxes=boxes, undoable=False)
-    _refuse_overlaps(targets, staged)
-    arrays.given = 0  # to targets, so far
     changed: list[str] = []
-    for position, target in enumerate(targets):
-        staged.undoable = request.atomic and target.order < ORDER_TENSOR
-        try:
-            target.bind(staged)
-        except BaseException as error:
-            if staged.undoable:
-                _roll_back(targets[: position + 1], error)
-            elif isinstance(error, Exception):
-                _partial(target, changed, arrays.given, error)
-            raise
-        changed.append(target.name)
+    with GroupedArrays(source, rows, verify=request.verify, progress=request.progress) as arrays:
+        staged = Staged(comparison, arrays, boxes=boxes, undoable=False)
+        _refuse_overlaps(targets, staged)
+        arrays.given = 0  # to targets, so far
+        for position, target in enumerate(targets):
+            staged.undoable = request.atomic and target.order < ORDER_TENSOR
+            try:
+                target.bind(staged)
+            except BaseException as error:
+                if staged.undoable:
+                    _roll_back(targets[: position + 1], error)
+                elif isinstance(error, Exception):
+                    _partial(target, changed, arrays.given, error)
+                raise
+            changed.append(target.name)
 
 
 def _partial(target: Target, changed: list[str], given: int, error: Exception) -> None:

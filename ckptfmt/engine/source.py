@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from ckptfmt.engine.leaves import (
     parse_leaf_value,
 )
 from ckptfmt.engine.open import Checkpoint
+from ckptfmt.engine.pipeline import Pipeline
 from ckptfmt.engine.plan import dtype_of_source
 from ckptfmt.engine.progress import Reporter
 from ckptfmt.engine.read import ChunkReader
@@ -316,20 +318,47 @@ class BoxesOnDemand(Mapping[str, list[Array]]):
         return {name: [next(arrays) for _ in boxes] for name, boxes in self._wanted.items()}
 
 
+class _Ahead:
+    """A group that is read while the one before it is bound."""
+
+    def __init__(self, group: int, read: Callable[[], dict[int, Array]]) -> None:
+        self.group = group
+        self._made: list[dict[int, Array]] = []
+        self._thread = Pipeline(1)
+        self._thread.submit(lambda: self._made.append(read()), 0)
+
+    def take(self) -> dict[int, Array]:
+        with self._thread:
+            self._thread.drain()
+        return self._made.pop()
+
+    def drop(self) -> None:
+        """Wait for it; nobody asks what became of it."""
+        with self._thread:
+            self._thread.wait()
+
+
 class GroupedArrays(Mapping[int, Array]):
     """A source's tensors, read in groups of neighbours when the first of a group is asked for.
 
-    Only one group is held. `given` counts what was handed out.
+    One group is held, and the next one is read meanwhile if it is of a checkpoint and not larger than
+    groups are. `given` counts what was handed out. A context manager: leaving it ends that read.
     """
 
     def __init__(
         self, source: Source, rows: Sequence[int], *, verify: bool, progress: Progress
     ) -> None:
         self._source, self._verify, self._progress = source, verify, progress
-        self.groups = grouped(rows, {row: source.nbytes([row]) for row in rows})
+        nbytes = {row: source.nbytes([row]) for row in rows}
+        self.groups = grouped(rows, nbytes)
+        self._may_go_ahead = [
+            isinstance(source, CheckpointSource) and sum(map(nbytes.__getitem__, g)) <= GROUP_NBYTES
+            for g in self.groups
+        ]
         self._group_of = {row: at for at, group in enumerate(self.groups) for row in group}
         self._held: dict[int, Array] = {}
         self._current = -1
+        self._ahead: _Ahead | None = None
         self.given = 0
 
     def read(self, group: Sequence[int]) -> dict[int, Array]:
@@ -341,10 +370,30 @@ class GroupedArrays(Mapping[int, Array]):
     def __getitem__(self, row: int) -> Array:
         group = self._group_of[row]
         if group != self._current:
-            self._held = {}  # before the next is read
-            self._held, self._current = self.read(self.groups[group]), group
+            in_order = group == self._current + 1
+            self._held, self._current = {}, -1  # before the next is read
+            self._held, self._current = self._take(group), group
+            if in_order and any(self._may_go_ahead[group + 1 : group + 2]):
+                read = partial(self.read, self.groups[group + 1])
+                self._ahead = _Ahead(group + 1, read)
         self.given += 1
         return self._held[row]
+
+    def _take(self, group: int) -> dict[int, Array]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.group == group:
+            return ahead.take()
+        if ahead is not None:
+            ahead.drop()
+        return self.read(self.groups[group])
+
+    def __enter__(self) -> GroupedArrays:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.drop()
 
     def __len__(self) -> int:
         return len(self._group_of)

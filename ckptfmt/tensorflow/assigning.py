@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ckptfmt.engine import Staged, StoredLeaf
 from ckptfmt.tensorflow.distributed import assign_as_one, keep_value
-from ckptfmt.tensorflow.tensors import QUANTIZED, adopt, raw_variable, tensor_of
+from ckptfmt.tensorflow.tensors import QUANTIZED, adopt, copy_of, raw_variable, tensor_of
 
 
 class Assigned:
@@ -24,8 +24,10 @@ class Assigned:
         with tf.init_scope():
             # Where memory is bounded, TensorFlow's own takes the values, which it used before: what
             # is adopted comes on top until the old is given back to the system.
-            is_plain = keep and raw.dtype.base_dtype.name not in QUANTIZED
-            value = adopt(array, name) if is_plain else tensor_of(raw.dtype, array, name)
+            if raw.dtype.base_dtype.name in QUANTIZED:
+                value = tensor_of(raw.dtype, array, name)
+            else:
+                value = adopt(array, name) if keep else copy_of(array, name)
             if keep:
                 self._old.append(keep_value(raw))
             assign_as_one(raw, value)

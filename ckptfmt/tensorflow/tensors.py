@@ -361,17 +361,32 @@ def adopt(array: NDArray[Any], name: str = "") -> tf.Tensor:
     Raises:
         UnsupportedError: TensorFlow has no such dtype.
     """
-    text = array.dtype.name
+    return _shared(array) if _can_share(array) else make_tensor(array, name)
+
+
+def copy_of(array: NDArray[Any], name: str = "") -> tf.Tensor:
+    """The same in memory of TensorFlow's own.
+
+    Large ones are copied by an op: `tf.constant` holds the GIL meanwhile, and whoever reads the next
+    values in other threads waits.
+    """
+    if _can_share(array):
+        return tf.raw_ops.DeepCopy(x=_shared(array))
+    return make_tensor(array, name)
+
+
+def _can_share(array: NDArray[Any]) -> bool:
     # TensorFlow 2.21 aborts the process at the first use of memory that is not aligned for it.
     fits = array.ctypes.data % _ALIGNMENT == 0 and array.flags.c_contiguous
-    if array.nbytes < _ADOPT_NBYTES or not (fits and array.flags.writeable):
-        return make_tensor(array, name)
-    if text in _SHARED:
-        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    if text == "bfloat16":
+    known = array.dtype.name in _SHARED or array.dtype.name == "bfloat16"
+    return bool(known and array.nbytes >= _ADOPT_NBYTES and fits and array.flags.writeable)
+
+
+def _shared(array: NDArray[Any]) -> tf.Tensor:
+    if array.dtype.name == "bfloat16":
         words = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
         return tf.bitcast(words, tf.bfloat16)
-    return make_tensor(array, name)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import ckptfmt
 from ckptfmt.errors import MismatchError
-from ckptfmt.tensorflow.tensors import adopt
+from ckptfmt.tensorflow.tensors import _SHARED, adopt, copy_of
 
 
 def address(variable: Any) -> int:
@@ -70,6 +70,17 @@ def test_a_large_array_is_handed_over_without_a_copy(dtype: str) -> None:
     shown = tf.bitcast(tensor, tf.uint16) if dtype == "bfloat16" else tensor
     assert np.shares_memory(np.from_dlpack(shown), array)
     assert tensor.numpy().tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [*sorted(_SHARED), "bfloat16"])
+def test_a_copy_has_the_values_in_memory_of_its_own(dtype: str) -> None:
+    array = aligned(1 << 17).view(tf.as_dtype(dtype).as_numpy_dtype)
+    array[:] = np.arange(len(array)) % 2
+    expected = array.tobytes()
+    made = copy_of(array)
+    array[:] = 1
+    assert made.dtype == tf.as_dtype(dtype)
+    assert made.numpy().tobytes() == expected
 
 
 @pytest.mark.parametrize("kind", ["unaligned", "read-only", "strided", "small"])
