@@ -116,6 +116,9 @@ class LayerRule(Rule):
 
     preset = ""
     source = ""
+    other, epsilon = "", ""
+    usual = (0.0, 0.0)
+    """Epsilon and momentum of the source's normalization layers, unless they are chosen."""
 
     def __init__(self, layers: Layers, root: str | None) -> None:
         self.layers, self.root = layers, root
@@ -210,14 +213,30 @@ class LayerRule(Rule):
     @abstractmethod
     def _name(self, path: str, inner: str, root: str) -> str: ...
 
-    @abstractmethod
-    def _notes(self, layers: list[Layer]) -> list[str]: ...
+    def _notes(self, layers: list[Layer]) -> list[str]:
+        """Normalization layers by class and constants, known or by default, and how to build theirs."""
+        epsilon, momentum = self.usual
+        found: dict[tuple[str, float, float], list[str]] = {}
+        for layer in layers:
+            if "Norm" in layer.kind and "RMS" not in layer.kind:
+                facts = layer.facts
+                key = (layer.kind, facts.get("epsilon", epsilon), facts.get("momentum", momentum))
+                found.setdefault(key, []).append(layer.path or "the model")
+        made = []
+        for (kind, epsilon, momentum), paths in found.items():
+            text = f"{kind}: build {self.other} with {self.epsilon}={epsilon:g}"
+            if kind.startswith(("Batch", "Sync")):
+                text += f", momentum={1 - momentum:.6g}"
+            more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+            made.append(f"{text}: {', '.join(paths[:5])}{more}")
+        return made
 
 
 class KerasToTorch(LayerRule):
     """Layers of Keras under the names, and in the layouts, of PyTorch's."""
 
     preset, source = "keras-to-torch", "keras"
+    other, epsilon, usual = "PyTorch's", "eps", (1e-3, 0.99)
 
     def _find(self, leaves: Leaves) -> list[_Found]:
         by_path: dict[str, dict[str, tuple[str, Leaf]]] = {}
@@ -253,19 +272,12 @@ class KerasToTorch(LayerRule):
         key = ".".join([*(str(parse_key(part)) for part in below), inner])
         return join_name(root, escape_key(key))
 
-    def _notes(self, layers: list[Layer]) -> list[str]:
-        made = []
-        for (kind, epsilon, momentum), paths in _constants(layers, 1e-3, 0.99).items():
-            torch = f"eps={epsilon:g}"
-            torch += f", momentum={1 - momentum:.6g}" if kind.startswith("Batch") else ""
-            made.append(f"{kind}: build PyTorch's with {torch}: {paths}")
-        return made
-
 
 class TorchToKeras(LayerRule):
     """Modules of PyTorch under the names, and in the layouts, of Keras's layers."""
 
     preset, source = "torch-to-keras", "torch"
+    other, epsilon, usual = "Keras's", "epsilon", (1e-5, 0.1)
 
     def _find(self, leaves: Leaves) -> list[_Found]:
         by_path: dict[str, dict[str, tuple[str, Leaf]]] = {}
@@ -311,14 +323,6 @@ class TorchToKeras(LayerRule):
         for part in inner.split("/"):
             path = join_name(path, part)
         return path
-
-    def _notes(self, layers: list[Layer]) -> list[str]:
-        made = []
-        for (kind, epsilon, momentum), paths in _constants(layers, 1e-5, 0.1).items():
-            keras = f"epsilon={epsilon:g}"
-            keras += f", momentum={1 - momentum:.6g}" if kind.startswith("Batch") else ""
-            made.append(f"{kind}: build Keras's with {keras}: {paths}")
-        return made
 
 
 def _lift_cells(by_path: dict[str, dict[str, tuple[str, Leaf]]]) -> None:
@@ -387,20 +391,3 @@ def _common_root(paths: list[str]) -> str:
     """The first key of all paths, if it is the same one and no layer itself: the model's name."""
     firsts = {path.partition("/")[0] for path in paths}
     return firsts.pop() if len(firsts) == 1 and all("/" in path for path in paths) else ""
-
-
-def _constants(
-    layers: list[Layer], epsilon: float, momentum: float
-) -> dict[tuple[str, float, float], str]:
-    """Normalization layers by class and constants, known or by default -> their paths."""
-    found: dict[tuple[str, float, float], list[str]] = {}
-    for layer in layers:
-        if "Norm" in layer.kind and "RMS" not in layer.kind:
-            facts = layer.facts
-            key = (layer.kind, facts.get("epsilon", epsilon), facts.get("momentum", momentum))
-            found.setdefault(key, []).append(layer.path or "the model")
-    more = {key: len(paths) - 5 for key, paths in found.items()}
-    return {
-        key: ", ".join(paths[:5]) + (f" and {more[key]} more" if more[key] > 0 else "")
-        for key, paths in found.items()
-    }

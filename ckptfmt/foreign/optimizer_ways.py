@@ -163,7 +163,7 @@ class TorchOptimizers(OptimizerRule):
             job.lose("", f"Keras has no equal of it: {NO_EQUAL}")
         elif live is not None and live.row is not None and live.row is not row:
             job.lose("", f"not {live.row.keras[0]}, but {row.torch[0]}")
-        elif home is None:
+        elif home is None or not job.models:
             job.lose("", "its parameters have no names that the source has too (saved by position, "
                          "or without the model)")  # fmt: skip
         else:
@@ -359,7 +359,7 @@ def _check_groups(job: Job, row: OptimizerRow, groups: Sequence[Mapping[str, Any
     """What Keras has once for all, or not at all, and how its optimizer is to be built."""
     first, live = groups[0], job.live
     for key in dict.fromkeys(["lr", DECAY, *row.constants.values()]):
-        values = list(dict.fromkeys(group_value(group, key) for group in groups))
+        values = list(dict.fromkeys(repr(group_value(group, key)) for group in groups))
         if len(values) > 1:
             job.lose(
                 f"param_groups/{key}",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.errors import CorruptError, UnsupportedError
+from ckptfmt.foreign.mapping import corrupt as damage
 from ckptfmt.foreign.strict_json import JsonCursor
 
 if TYPE_CHECKING:
@@ -238,11 +239,4 @@ def _check_ranges(entries: list[Entry], begin: int, file_nbytes: int, where: str
 def _corrupt(
     what: str, reason: str, where: str, expected: object = None, found: object = None
 ) -> CorruptError:
-    return CorruptError(
-        what,
-        reason=f"{REASON}-{reason}",
-        where=where,
-        expected=expected,
-        found=found,
-        do="get the file again",
-    )
+    return damage(REASON, what, reason, where, found, expected=expected)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from ckptfmt.errors import CorruptError, UnsupportedError
 from ckptfmt.foreign.crc32c import crc32c, masked
+from ckptfmt.foreign.mapping import corrupt as damage
 from ckptfmt.foreign.protobuf import pack_varint, parse_varint
 from ckptfmt.foreign.snappy import decode_snappy
 
@@ -181,11 +182,4 @@ def _put_block(table: bytearray, block: bytes) -> bytes:
 def corrupt(
     what: str, reason: str, where: str, expected: object = None, found: object = None
 ) -> CorruptError:
-    return CorruptError(
-        what,
-        reason=f"{REASON}-{reason}",
-        where=where,
-        expected=expected,
-        found=found,
-        do="get the file again",
-    )
+    return damage(REASON, what, reason, where, found, expected=expected)

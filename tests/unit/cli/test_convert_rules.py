@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,29 @@ def test_a_store_is_not_called_like_a_file_that_cannot_be_written(
         assert done.code == 2
         assert "no format that can be written has this suffix" in done.err
         assert not (tmp_path / name).exists()
+
+
+def test_the_json_of_convert_has_the_keys_that_are_documented(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    table = (Path(__file__).parents[3] / "docs/cli.md").read_text()
+
+    def documented(command: str) -> set[str]:
+        (row,) = (line for line in table.splitlines() if line.startswith(f"| `{command}"))
+        outer = re.sub(r"\([^()]*\)", "", row.split("|")[2])
+        return {"schema", "command", *re.findall(r"`(\w+)`", outer)}
+
+    pt = tmp_path / "m.pt"
+    rules = ("--rename", "^model/=net/")
+    for command, words in (
+        ("convert` to a file", ("convert", source, pt)),
+        ("convert` | `source", ("convert", source, tmp_path / "new", *rules)),
+        ("convert` | `source", ("convert", source, "--plan", *rules)),
+        ("convert SRC --list`", ("convert", pt, "--list")),
+        ("convert --list`", ("convert", "--list")),
+    ):
+        found = run(*words, "--json").json
+        assert set(found) == documented(command), command
+    (rule,) = run("convert", source, "--plan", *rules, "--json").json["rules"]
+    assert set(rule) == {"rule", "touched", "changes"}
+    assert set(rule["changes"][0]) == {"before", "after", "what"}

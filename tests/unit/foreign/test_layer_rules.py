@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,37 @@ def test_what_a_preset_leaves_behind_is_listed(tmp_path: Path) -> None:
     report = ckptfmt.convert(tmp_path / "s", tmp_path / "t", rules=rules, dry_run=True)
     assert report.dropped == {"bn.num_batches_tracked": "preset torch-to-keras"}
     assert len(report.loaded) == 4
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [{"params": [["a"], {"b": 1}, None], "betas": 3, "amsgrad": "x", "weight_decay": []}],
+        [
+            {
+                "params": ["fc.weight"],
+                "betas": (0.9,),
+                "amsgrad": [],
+                "weight_decay": None,
+                "lr": "1",
+            }
+        ],
+        [{"params": ["fc.weight"], "dampening": {}, "lr": []}, {"params": [], "lr": {}}],
+        [{"params": []}],
+        [{"params": 3}],
+        [3],
+        [],
+    ],
+)
+@pytest.mark.parametrize("step", [np.zeros(2), "x", None, np.array(7.0)])
+def test_what_looks_like_an_optimizer_and_is_none_is_told_or_left(
+    groups: Any, step: Any, tmp_path: Path
+) -> None:
+    state = {"fc.weight": {"step": step, "exp_avg": np.ones((2, 3), np.float32), "odd": 1}}
+    model = {"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.ones(2, np.float32)}
+    tree = {"model": model, "optimizer": {"state": state, "param_groups": groups}}
+    ckptfmt.save(tree, tmp_path / "s", durable=False)
+    with contextlib.suppress(ckptfmt.CheckpointError):  # any other error fails
+        rules = [{"preset": "torch-to-keras"}]
+        ckptfmt.convert(tmp_path / "s", tmp_path / "k", rules=rules, durable=False)
+        assert "fc/kernel" in str(list(ckptfmt.open(tmp_path / "k")))
