@@ -33,13 +33,15 @@ class Abandoned:
         """A restore begins: what others commit from now on is no line that we leave."""
         self._looked = True
         found = list_checkpoints(self.store.backend)
-        there = []
-        try:
-            there = self.mirror.names() if self.mirror is not None else []
-        except StorageError as error:  # what is here may still be restored
-            log.warning("the mirror cannot be looked at: %s", error)
-        self._known = dict.fromkeys(there, -1)
+        self._known = dict.fromkeys(self._in_mirror(), -1)
         self._known |= {name: rows[-1].generation for name, rows in found.items()}
+
+    def _in_mirror(self) -> list[str]:
+        try:
+            return self.mirror.names() if self.mirror is not None else []
+        except StorageError as error:  # what is here may still be restored, and gone on with
+            log.warning("the mirror cannot be looked at: %s", error)
+            return []
 
     def leave(self, chosen: CheckpointInfo, healing: Healing) -> None:
         """Training goes on from `chosen`: newer ones and those that were passed over are left."""
@@ -57,7 +59,8 @@ class Abandoned:
         """Going on: a save of this step begins."""
         if not self._looked:
             self._looked = True
-            newest = max(self.store.steps(), default=-1)
+            names = [*self.store.names(), *self._in_mirror()]
+            newest = max((step_of(name) or 0 for name in names), default=-1)
             if newest > step:
                 warn(
                     f"step {step} is saved below step {newest} of an earlier run, which stays the "

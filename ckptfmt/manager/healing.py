@@ -196,8 +196,8 @@ class Healing:
 
     def _candidates(self) -> list[tuple[Store, str]]:
         """Newest first; of one name the copy here before the mirror's."""
-        here = _newest_first(self.store)
-        rows, there = [(self.store, name) for name in here], []
+        here = _restorable(self.store)
+        rows = [(self.store, name) for name in here]
         if self.mirror is not None:
             try:
                 there = _left(self.store, self.mirror, here)
@@ -211,8 +211,7 @@ class Healing:
                     retryable=error.retryable,
                 ) from error
             rows += [(self.mirror, name) for name in there]
-        order = {name: n for n, name in enumerate(sorted({*here, *there}, key=_by_step))}
-        return sorted(rows, key=lambda row: (order[row[1]], row[0] is self.mirror))
+        return sorted(rows, key=lambda row: (*_by_step(row[1]), row[0] is self.mirror))
 
     def _heal(self, name: str) -> None:
         """The mirror's copy was good: what is damaged here is fetched from it."""
@@ -237,9 +236,9 @@ def _by_step(name: str) -> tuple[bool, int]:
 
 
 def _left(store: Store, mirror: Store, here: Sequence[str]) -> list[str]:
-    """Names in the mirror, newest first, without those that were set aside in the store: a run that
+    """Names in the mirror without those that were set aside in the store: a run that
     was killed may have left the mirror to be told."""
-    there = _newest_first(mirror)
+    there = _restorable(mirror)
     told = list_indexes(store.backend, "quarantine/").keys() & set(there) - set(here)
     if told:
         aside = {(info.name, info.digest) for info in store.checkpoints(quarantined=True)}
@@ -249,6 +248,6 @@ def _left(store: Store, mirror: Store, here: Sequence[str]) -> list[str]:
     return [name for name in there if name not in told]
 
 
-def _newest_first(store: Store) -> list[str]:
-    steps = [str(step_name(step)) for step in reversed(store.steps())]
-    return steps + [name for name in store.names() if name == "main"]
+def _restorable(store: Store) -> list[str]:
+    """Names of what a run goes on from: steps, and `main`."""
+    return [name for name in store.names() if step_of(name) is not None or name == "main"]

@@ -62,6 +62,13 @@ class Mirroring:
     def __init__(self, store: Store, mirror: Mirror, tell: Tell) -> None:
         self._source, self._tell = store, tell
         self.store = parse_where(mirror.url)[0]
+        if self.store.url == store.url:
+            raise UsageError(
+                "a store is not its own mirror",
+                reason="mirror",
+                where=store.url,
+                do="give another directory or URL, or leave mirror= out",
+            )
         self._request = CopyRequest(replace=True, bytes_per_s=mirror.bytes_per_s)
         policy = last(mirror.keep) if isinstance(mirror.keep, int) else mirror.keep
         self._policy = policy

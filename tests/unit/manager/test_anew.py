@@ -54,6 +54,12 @@ def test_a_run_begun_anew_below_old_steps_is_told_and_keeps_its_last_save(tmp_pa
     assert Store(first).steps() == [1003, 1004]
 
 
+def test_a_run_begun_anew_beside_a_mirror_of_an_earlier_one_is_told(tmp_path: Path) -> None:
+    train(tmp_path / "old", range(1000, 1002), mirror=tmp_path / "b")
+    with pytest.warns(CkptWarning, match="step 10 is saved below step 1001"):
+        train(tmp_path / "new", range(10, 12), mirror=tmp_path / "b")
+
+
 def test_a_run_that_has_restored_is_told_nothing_of_newer_steps(tmp_path: Path) -> None:
     train(tmp_path, range(1, 4))
     with Manager(tmp_path) as manager:

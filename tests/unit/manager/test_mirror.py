@@ -163,6 +163,12 @@ def test_what_is_behind_is_told_and_the_limit_is_kept(
     assert rates == [1e9] * 3
 
 
+def test_a_store_is_not_its_own_mirror(tmp_path: Path) -> None:
+    """Whose policy would delete what the store's keeps."""
+    with pytest.raises(UsageError, match="a store is not its own mirror"):
+        Manager(tmp_path / "a", keep=3, mirror=Mirror(str(tmp_path / "x" / ".." / "a"), keep=1))
+
+
 @pytest.mark.parametrize("rate", [0, -1, float("inf")])
 def test_a_rate_that_makes_no_sense_is_refused(tmp_path: Path, rate: float) -> None:
     with pytest.raises(UsageError, match="bytes_per_s above 0"):
