@@ -53,14 +53,23 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "dcp": ({"first stall", "stall", "save", "small save"}, {"nbytes"}),
     "tensorflow": ({"save", "cold restore", "cold restore one pass"}, {"peak_nbytes"}),
+    "hostile": (
+        {
+            *("pt", "pt pickle", "pt legacy", "pt tar", "pt folder", "torchscript", "dcp"),
+            *("bundle", "saved model", "keras", "weights.h5", "h5", "gguf", "flax"),
+            *("safetensors", "safetensors folder", "npy", "npz", "npz deflated"),
+            *("orbax", "orbax zarr", "dense pickle", "dense safetensors", "dense npz"),
+        },
+        {"files", "refused", "slowest_cpu_s", "peak_nbytes"},
+    ),
     "part": ({"cold part"}, {"asked_nbytes", "disk_nbytes"}),
 }
 
 
-def run(question: str, folder: Path) -> dict[str, Any]:
+def run(question: str, folder: Path, size: str = "--small") -> dict[str, Any]:
     script = BENCHMARKS / f"bench_{question}.py"
     peers = "safetensors,np.savez,limit"  # those that are imported fast
-    command = [sys.executable, str(script), "--small", "--json", "-", "--dir", str(folder)]
+    command = [sys.executable, str(script), size, "--json", "-", "--dir", str(folder)]
     done = subprocess.run(
         [*command, "--peers", peers],
         capture_output=True,
@@ -86,6 +95,20 @@ def test_a_small_benchmark_answers_its_question(question: str, tmp_path: Path) -
         assert len(row["cpu_s"]) == len(row["seconds"]) == 1
     assert {key for row in ours.values() for key in row.get("numbers", {})} == numbers
     assert {"commit", "cpu", "cores", "command"} <= set(document["machine"])
+
+
+@pytest.mark.slow
+def test_two_hundred_hostile_files_of_each_kind_take_little_memory(tmp_path: Path) -> None:
+    """Each is a tree or a typed error, and no process dies: else the benchmark ends early."""
+    rows = run("hostile", tmp_path, "--count=200")["results"]
+    assert {row["operation"] for row in rows} == WANTED["hostile"][0]
+    for row in rows:
+        (files,), (refused,), (peak,) = (
+            row["numbers"][key] for key in ("files", "refused", "peak_nbytes")
+        )
+        assert peak < 200 << 20, row["operation"]
+        assert files >= (1 if row["operation"].startswith("dense") else 200)
+        assert refused > files // 5 or files == 1, row["operation"]
 
 
 def test_a_small_change_writes_little(tmp_path: Path) -> None:
