@@ -117,6 +117,8 @@ def gather(
         if any(begin >= end for begin, end in meet):
             continue
         part = read(tuple(slice(b - c.start, e - c.start) for (b, e), c in zip(meet, box)))
+        if part.shape == extent:
+            return part
         if whole is None:
             whole = np.empty(extent, part.dtype)
         whole[tuple(slice(b - s.start, e - s.start) for (b, e), s in zip(meet, sides))] = part

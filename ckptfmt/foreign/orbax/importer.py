@@ -158,9 +158,7 @@ class _Reader:
         wanted = [
             leaf for leaf in structure.leaves if leaf.kind not in EMPTY and leaf.kind != "string"
         ]
-        openings = {
-            leaf.name: arrays.begin(leaf.name, is_zarr3=structure.is_zarr3) for leaf in wanted
-        }
+        opened = arrays.opened([leaf.name for leaf in wanted], is_zarr3=structure.is_zarr3)
         root = Level()
         for leaf in structure.leaves:
             value: Any
@@ -173,7 +171,7 @@ class _Reader:
                     )
                 value = strings[leaf.name]
             else:
-                value = arrays.finish(leaf.name, openings[leaf.name])
+                value = next(opened)
                 if isinstance(value, str):
                     self.skipped["/".join(map(str, leaf.path))] = value
                     continue

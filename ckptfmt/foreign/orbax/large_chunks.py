@@ -235,7 +235,11 @@ class _Bytes:
 
     def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
         """The bytes [start, start + nbytes)."""
-        return np.frombuffer(self._stored(start, nbytes), np.uint8)
+        made = np.empty(nbytes, np.uint8)
+        for at in range(0, nbytes, _INPUT_NBYTES):
+            part = self._stored(start + at, min(_INPUT_NBYTES, nbytes - at))
+            made[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        return made
 
     def _stored(self, start: int, nbytes: int) -> bytes:
         at = slice(self._start + start, self._start + start + nbytes)

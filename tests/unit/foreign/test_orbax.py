@@ -17,6 +17,7 @@ import tensorstore
 import ckptfmt
 from ckptfmt import CheckpointError, CorruptError
 from ckptfmt.foreign import detect_format, read_foreign, streaming
+from ckptfmt.foreign.orbax import arrays
 
 FILES = Path(__file__).parents[2] / "compat/import/orbax"
 Mutations = Callable[[bytes, int, int], list[bytes]]
@@ -184,3 +185,26 @@ def test_many_mutated_checkpoints_give_values_or_a_typed_error(
 ) -> None:
     for stem in ("ocdbt", "ocdbt-zarr3", "zarr", "zarr3"):
         assert spoil(tmp_path / stem, FILES / stem, mutations, seed, 300) > 50
+
+
+def test_arrays_that_are_not_there_end_it_at_the_first(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table may claim hundreds of thousands of them."""
+
+    def claim(found: Any) -> None:
+        for number in range(5000):
+            keys = [{"key": f"x{number}", "key_type": 2}]
+            found["tree_metadata"][str(number)] = {**row(found), "key_metadata": keys}
+
+    begun: list[str] = []
+    begin = arrays.Arrays.begin
+
+    def counted(self: arrays.Arrays, name: str, *, is_zarr3: bool) -> Any:
+        begun.append(name)
+        return begin(self, name, is_zarr3=is_zarr3)
+
+    monkeypatch.setattr(arrays.Arrays, "begin", counted)
+    with pytest.raises(CorruptError, match="tensorstore refuses the array"):
+        ckptfmt.open_foreign(change(copied, claim))
+    assert len(begun) < 300

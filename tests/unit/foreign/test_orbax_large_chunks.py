@@ -110,7 +110,7 @@ def test_every_box_is_that_of_the_array(
         sides = tuple(slice(*pair) for pair in ends)
         assert np.array_equal(tensor.box(sides), array[sides])
     rules: tuple[Any, ...]
-    for rules in ((), ({"transpose": "w"},)):
+    for rules in ((), ({"transpose": "w"},)) if name in ("zstd", "shards") else ():
         ckptfmt.convert(
             tmp_path / "x",
             tmp_path / "s",
@@ -198,23 +198,28 @@ CONVERT = """
 """
 
 
+COUNT = 1 << 28
+GIGABYTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "raw": ("zarr", {"compressor": None, "chunks": [COUNT]}),
+    "zstd": ("zarr", {"compressor": ZSTD2, "chunks": [COUNT]}),
+    "shard": ("zarr3", {"codecs": shard([COUNT], [BYTES, ZSTD]), **grid([COUNT])}),
+    "small chunks": ("zarr", {"compressor": ZSTD2, "chunks": [1 << 20]}),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["raw", "zstd", "shard"])
-def test_an_array_of_a_gigabyte_in_one_chunk_is_converted_in_half_of_it(
-    name: str, tmp_path: Path
-) -> None:
-    count = 1 << 28
-    layouts = {**LAYOUTS, "shard": ("zarr3", {"codecs": shard([count], [BYTES, ZSTD]), **grid([count])})}  # fmt: skip
+@pytest.mark.parametrize("name", GIGABYTES)
+def test_an_array_of_a_gigabyte_is_converted_in_half_of_it(name: str, tmp_path: Path) -> None:
     part = np.random.default_rng(0).integers(0, 1000, 1 << 20, np.int32)
-    write(tmp_path / "x", layouts[name], np.tile(part, count // len(part)))
+    write(tmp_path / "x", GIGABYTES[name], np.tile(part, COUNT // len(part)))
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CONVERT), tmp_path / "x", tmp_path / "s"],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert int(run.stdout) < 512  # MiB, of 1024
+    assert int(run.stdout) < 512, run.stdout  # MiB, of 1024
     with ckptfmt.open(tmp_path / "s") as checkpoint:
-        assert checkpoint["w"].shape == (count,)
-        for start in (0, count // 2, count - len(part)):
+        assert checkpoint["w"].shape == (COUNT,)
+        for start in (0, COUNT // 2, COUNT - len(part)):
             assert np.array_equal(checkpoint["w"].read(np.s_[start : start + len(part)]), part)
