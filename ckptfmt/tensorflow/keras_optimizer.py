@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from ckptfmt.engine import StoredLeaf
 from ckptfmt.errors import UsageError, warn
-from ckptfmt.format import parse_key, split_name
+from ckptfmt.format import join_name, parse_key, split_name
 from ckptfmt.tensorflow.objects import empty_nodes, survey
 from ckptfmt.tensorflow.survey import Found, Keys, name_of
 from ckptfmt.tensorflow.tensors import full_name_of, identity_of, is_optimizer, is_variable
-from ckptfmt.tensorflow.trackables import is_keras, is_stateful
+from ckptfmt.tensorflow.trackables import is_keras, is_stateful, trackable_children
 
 Peers = Sequence[tuple[str, object]]
 STATE = "state"
@@ -52,7 +52,7 @@ class _Model:
 def models_of(peers: Peers) -> list[_Model]:
     """Everything in the tree that may hold variables which an optimizer optimizes."""
     models = []
-    for name, obj in peers:
+    for name, obj in _opened(peers):
         # Peers are all objects whose framework is ours: handles of our own, too.
         if not is_stateful(obj) or is_optimizer(obj):
             continue
@@ -64,12 +64,36 @@ def models_of(peers: Peers) -> list[_Model]:
     return models
 
 
-def owners(peers: Peers, where: str, variables: Sequence[Any]) -> list[Owner]:
+def _opened(peers: Peers, above: tuple[int, ...] = ()) -> list[tuple[str, object]]:
+    """Before each tf.train.Checkpoint what it holds: names are then as in a dict of the same."""
+    made: list[tuple[str, object]] = []
+    for name, obj in peers:
+        if isinstance(obj, tf.train.Checkpoint) and id(obj) not in above:
+            edges = trackable_children(obj, name)
+            inner = [(join_name(name, name_of(one.keys, name)), one.child) for one in edges]
+            made += _opened([row for row in inner if is_stateful(row[1])], (*above, id(obj)))
+        made.append((name, obj))
+    return made
+
+
+def in_other_company(holder: str, name: str) -> list[str]:
+    """What a variable may be called below `state`: within its holder, and with parts of the holder's
+    own name before that, which is how one is called that lies further out. The longest first."""
+    parts = holder.split("/") if holder else []
+    return ["/".join([*parts[at:], name]) for at in range(len(parts) + 1)]
+
+
+def owners(
+    peers: Peers, where: str, variables: Sequence[Any], *, elsewhere: bool = False
+) -> list[Owner]:
     """The tree's name of each variable, in the order of `variables`.
 
     Relative to the one object that holds them all; by full names if no single one does; by position
     if none of them is in the tree.
 
+    Args:
+        elsewhere: Count what they are called where the same objects are held otherwise, in a
+            tf.train.Checkpoint or a dict of dicts, among their aliases.
     Raises:
         UsageError: Some of the variables are in the tree and some are not.
     """
@@ -77,20 +101,21 @@ def owners(peers: Peers, where: str, variables: Sequence[Any]) -> list[Owner]:
         return []
     models = models_of(peers)
     idents = [identity_of(variable) for variable in variables]
-    for model in models:
-        if all(ident in model.found for ident in idents):
-            return [Owner(model.found[i].keys, tuple(model.found[i].aliases)) for i in idents]
+    whole = next((one for one in models if all(i in one.found for i in idents)), None)
     made: list[Owner | None] = []
     for ident in idents:
-        holder = next((model for model in models if ident in model.found), None)
+        holder = whole or next((model for model in models if ident in model.found), None)
         if holder is None:
             made.append(None)
             continue
         one = holder.found[ident]
+        others = tuple(in_other_company(holder.name, one.name)) if elsewhere else ()
+        if whole is not None:
+            made.append(Owner(one.keys, (*one.aliases, *others)))
+            continue
         prefix = tuple(parse_key(part) for part in split_name(holder.name))
-        made.append(
-            Owner(prefix + one.keys, tuple(f"{holder.name}/{alias}" for alias in one.aliases))
-        )
+        aliases = tuple(f"{holder.name}/{alias}" for alias in one.aliases)
+        made.append(Owner(prefix + one.keys, (*aliases, *others)))
     known = [owner for owner in made if owner is not None]
     if len(known) == len(made):
         return known
@@ -261,7 +286,7 @@ def all_exist(owners: set[str], peers: Peers) -> bool:
         for model in models
         for one in model.found.values()
         for path in (one.name, *one.aliases)
-        for name in (path, f"{model.name}/{path}")
+        for name in in_other_company(model.name, path)
     }
     if owners <= there:
         return True
@@ -281,20 +306,21 @@ def variables_to_build_on(optimizer: Any, peers: Peers, stored_owners: set[str])
     """
     chosen: dict[int, Any] = {}
     models = models_of(peers)
-    several = sum(is_optimizer(obj) for _, obj in peers)
-    several += sum(is_optimizer(one.variable) for model in models for one in model.held)
+    there = [*(obj for _, obj in peers), *(one.variable for model in models for one in model.held)]
+    several = len({identity_of(one) for one in there if is_optimizer(one)})
     for model in models:
         found = [one.variable for one in model.found.values()]
         trainable = [v for v in found if getattr(v, "trainable", False)]
         trainable = list(getattr(model.obj, "trainable_variables", trainable))
-        if getattr(model.obj, "optimizer", None) is optimizer:
+        compiled = not isinstance(model.obj, tf.train.Checkpoint)
+        if compiled and getattr(model.obj, "optimizer", None) is optimizer:
             return trainable
         named = {
             identity_of(v): one.name
             for v in trainable
             if (one := model.found.get(identity_of(v))) is not None
         }
-        mine = [n for n in named.values() if {n, f"{model.name}/{n}"} & stored_owners]
+        mine = [n for n in named.values() if stored_owners & {*in_other_company(model.name, n)}]
         # One of several optimizers has a part of a model: what lies below all that it has state of.
         part = _common(mine) if several > 1 else ""
         if mine:

@@ -29,9 +29,10 @@ class OptimizerKind(Protocol):
         """At a save: warn of state that has no names."""
 
     def variables(
-        self, optimizer: Any, where: str, peers: Peers
+        self, optimizer: Any, where: str, peers: Peers, *, elsewhere: bool = False
     ) -> list[tuple[Keys, Any, tuple[Keys, ...]]]:
-        """(keys, variable, keys of the aliases) of everything that it holds."""
+        """(keys, variable, keys of the aliases) of everything that it holds; `elsewhere` as of
+        `keras_optimizer.owners`."""
 
     def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
         """Attributes of the leaf of one of its variables: its number of steps says what it is."""
@@ -58,9 +59,10 @@ class _Keras:
         keras_optimizer.warn_if_positional(named, peers, where, trainable)
 
     def variables(
-        self, optimizer: Any, where: str, peers: Peers
+        self, optimizer: Any, where: str, peers: Peers, *, elsewhere: bool = False
     ) -> list[tuple[Keys, Any, tuple[Keys, ...]]]:
-        named = keras_optimizer.owners(peers, where, list(optimizer._trainable_variables))
+        trainable = list(optimizer._trainable_variables)
+        named = keras_optimizer.owners(peers, where, trainable, elsewhere=elsewhere)
         return keras_optimizer.optimizer_variables(optimizer, named, where)
 
     def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
@@ -89,9 +91,9 @@ class _V1:
         """All of its state has names, or is refused."""
 
     def variables(
-        self, optimizer: Any, where: str, peers: Peers
+        self, optimizer: Any, where: str, peers: Peers, *, elsewhere: bool = False
     ) -> list[tuple[Keys, Any, tuple[Keys, ...]]]:
-        return v1_optimizer.slot_variables(optimizer, where, peers)
+        return v1_optimizer.slot_variables(optimizer, where, peers, elsewhere=elsewhere)
 
     def constants(self, optimizer: Any, variable: Any) -> dict[str, object]:
         return {}

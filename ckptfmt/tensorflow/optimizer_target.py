@@ -220,11 +220,24 @@ def _follow(name: str, leaf: StoredLeaf, to: Mapping[str, tuple[int, set[str]]])
 
 
 def named_variables(optimizer: Any, name: str, peers: Peers) -> dict[str, tuple[Any, list[str]]]:
-    """Absolute name -> the optimizer's variable, and other names it may be stored under."""
-    return {
-        absolute(name, name_of(keys, name)): (
-            variable,
-            [absolute(name, name_of(alias, name)) for alias in aliases],
+    """Absolute name -> the optimizer's variable, and other names it may be stored under: such as no
+    other of its variables has."""
+    rows = [
+        (absolute(name, name_of(keys, name)), variable, [name_of(one, name) for one in aliases])
+        for keys, variable, aliases in kind_of(optimizer).variables(
+            optimizer, name, peers, elsewhere=True
         )
-        for keys, variable, aliases in kind_of(optimizer).variables(optimizer, name, peers)
+    ]
+    uses = Counter(alias for _, _, aliases in rows for alias in {*aliases})
+    names = {own for own, _, _ in rows}
+    return {
+        own: (
+            variable,
+            [
+                full
+                for alias in aliases
+                if uses[alias] == 1 and (full := absolute(name, alias)) not in names
+            ],
+        )
+        for own, variable, aliases in rows
     }

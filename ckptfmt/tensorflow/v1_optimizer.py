@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from ckptfmt.errors import UsageError
 from ckptfmt.format import parse_key, split_name
-from ckptfmt.tensorflow.keras_optimizer import STATE, Peers, models_of, owners
+from ckptfmt.tensorflow.keras_optimizer import STATE, Peers, in_other_company, models_of, owners
 from ckptfmt.tensorflow.survey import Keys
 from ckptfmt.tensorflow.tensors import identity_of, raw_variable
 
 
 def slot_variables(
-    optimizer: Any, where: str, peers: Peers
+    optimizer: Any, where: str, peers: Peers, *, elsewhere: bool = False
 ) -> list[tuple[Keys, Any, tuple[Keys, ...]]]:
     """(keys, variable, keys of the aliases) of everything that an optimizer holds.
 
@@ -36,7 +36,7 @@ def slot_variables(
         if any(_slot(optimizer, one.variable, slot) is not None for slot in slots)
     ]
     optimized = list({identity_of(v): v for v in optimized}.values())
-    for variable, owner in zip(optimized, owners(peers, where, optimized)):
+    for variable, owner in zip(optimized, owners(peers, where, optimized, elsewhere=elsewhere)):
         for slot in slots:
             held = _slot(optimizer, variable, slot)
             if held is not None:
@@ -68,7 +68,8 @@ def optimized_by(peers: Peers, stored_owners: set[str]) -> list[Any]:
         raw_variable(one.variable, "")
         for model in models_of(peers)
         for one in model.found.values()
-        if {n for p in (one.name, *one.aliases) for n in (p, f"{model.name}/{p}")} & stored_owners
+        if stored_owners
+        & {n for p in (one.name, *one.aliases) for n in in_other_company(model.name, p)}
     ]
 
 

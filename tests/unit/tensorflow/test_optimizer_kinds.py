@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +145,7 @@ def test_a_checkpoint_of_tensorflow_holds_its_optimizer(tmp_path: Path, late: bo
         train_step(nets[0], roots[0].optimizer, X, Y)
     ckf.save({"job": roots[0]}, tmp_path, step=2)
     names = list(ckptfmt.open(tmp_path).names("job/optimizer/**"))
-    assert "job/optimizer/state/model/head/kernel/velocity" in names
+    assert "job/optimizer/state/head/kernel/velocity" in names
     if not late:
         nets[1](X)
     status = ckf.restore({"job": roots[1]}, tmp_path)
@@ -153,6 +155,90 @@ def test_a_checkpoint_of_tensorflow_holds_its_optimizer(tmp_path: Path, late: bo
     assert np.array_equal(nets[0].head.kernel, nets[1].head.kernel)
     for one, other in zip(roots[0].optimizer.variables, roots[1].optimizer.variables):
         assert np.array_equal(one, other)
+
+
+def held_by_a_module(model: Any, optimizer: Any) -> Any:
+    module = tf.Module()
+    module.model, module.optimizer = model, optimizer
+    return module
+
+
+HOLDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "dict": lambda m, o: {"model": m, "optimizer": o},
+    "tf.train": lambda m, o: tf.train.Checkpoint(model=m, optimizer=o),
+    "ckf": lambda m, o: ckf.Checkpoint(model=m, optimizer=o).objects,
+    "module": held_by_a_module,
+}
+
+
+def state_of(nets: Any) -> list[Any]:
+    return [v.numpy() for net, optimizer in nets for v in (*net.variables, *optimizer.variables)]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["built", "not built"])
+@pytest.mark.parametrize("nested", [False, True], ids=["root", "nested"])
+def test_a_checkpoint_of_tensorflow_and_a_dict_take_what_any_holder_saved(
+    tmp_path: Path, nested: bool, late: bool
+) -> None:
+    def tree(kind: str, net: Any, optimizer: Any) -> Any:
+        made = HOLDERS[kind](net, optimizer)
+        return {"job": made} if nested else made
+
+    net, optimizer = Block(), keras.optimizers.Adam(0.1)
+    net(X)
+    for _ in range(2):
+        train_step(net, optimizer, X, Y)
+    names = {}
+    for kind in HOLDERS:
+        ckf.save(tree(kind, net, optimizer), tmp_path / kind)
+        names[kind] = sorted(ckptfmt.open(tmp_path / kind).names())
+    assert names["tf.train"] == names["ckf"] == names["dict"]
+    assert f"{'job/' if nested else ''}optimizer/state/head/kernel/velocity" in names["dict"]
+    train_step(net, optimizer, X, Y)
+    for saved, target in itertools.product(HOLDERS, ("dict", "tf.train")):
+        other, fresh = Block(), keras.optimizers.Adam(0.1)
+        if not late:
+            other(X)
+        status = ckf.restore(tree(target, other, fresh), tmp_path / saved)
+        train_step(other, fresh, X, Y)
+        status.assert_consumed()
+        assert all(map(np.array_equal, state_of([(net, optimizer)]), state_of([(other, fresh)])))
+
+
+@pytest.mark.parametrize("target", ["dict", "tf.train"])
+def test_names_of_earlier_versions_are_taken_from_a_checkpoint_of_tensorflow(
+    tmp_path: Path, target: str
+) -> None:
+    """They had the model's own name in those of the state."""
+    net, optimizer = Block(), keras.optimizers.Adam(0.1)
+    net(X)
+    train_step(net, optimizer, X, Y)
+    ckf.save(HOLDERS["dict"](net, optimizer), tmp_path)
+    source: Any = ckptfmt.load(tmp_path)
+    source["optimizer"]["state"] = {"model": source["optimizer"]["state"]}
+    other, fresh = Block(), keras.optimizers.Adam(0.1)
+    other(X)
+    ckf.restore(HOLDERS[target](other, fresh), source).assert_consumed()
+    assert all(map(np.array_equal, state_of([(net, optimizer)]), state_of([(other, fresh)])))
+
+
+def test_a_shorter_name_that_two_models_share_is_nobodys(tmp_path: Path) -> None:
+    """An optimizer of two models, whose variables end alike, from one that had a model alone."""
+
+    def make() -> dict[str, Any]:
+        nets = {"one": Block(), "two": Block()}
+        for net in nets.values():
+            net(X)
+        return {**nets, "opt": keras.optimizers.Adam(0.1)}
+
+    state = make()
+    train_step(state["one"], state["opt"], X, Y)
+    ckf.save(state, tmp_path)
+    fresh = make()
+    variables = [v for key in ("one", "two") for v in fresh[key].trainable_variables]
+    fresh["opt"].build(variables)
+    with pytest.raises(ckptfmt.MismatchError, match="missing in the checkpoint: opt/state/one/"):
+        ckf.restore(fresh, tmp_path)
 
 
 class Pair(keras.Model):
