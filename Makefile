@@ -58,8 +58,9 @@ check: $(READY) ## the default suite alone
 bench: $(READY) ## every benchmark, in its small size
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file --small || exit 1; done
 
-soak: $(READY) ## three trainers on one store and much trouble, for SECONDS (600)
+soak: $(READY) ## three trainers on one store and much trouble, for SECONDS (600), and ranks of a job, killed
 	$(BIN)/python tests/soak/soak.py --seconds $(or $(SECONDS),600)
+	$(BIN)/python tests/soak/ranks.py --kills 12
 
 setup: $(READY) ## .venv with the package, its test tools and CPU frameworks
 

@@ -59,6 +59,7 @@ _HOMES = {
     "Target": "adapter",
     "TensorSource": "adapter",
     "TreeSource": "source",
+    "Watch": "presence",
     "abandon": "aside",
     "abandon_strangers": "aside",
     "abort_parts": "parts",
@@ -162,6 +163,7 @@ __all__ = [
     "Target",
     "TensorSource",
     "TreeSource",
+    "Watch",
     "abandon",
     "abandon_strangers",
     "abort_parts",
@@ -304,6 +306,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.plan import SaveOptions as SaveOptions
     from ckptfmt.engine.presence import LOST_AFTER_S as LOST_AFTER_S
     from ckptfmt.engine.presence import Presence as Presence
+    from ckptfmt.engine.presence import Watch as Watch
     from ckptfmt.engine.progress import Reporter as Reporter
     from ckptfmt.engine.ranks import PerRank as PerRank
     from ckptfmt.engine.ranks import per_rank as per_rank

@@ -22,7 +22,7 @@ from typing import Any
 from ckptfmt.engine.coordinate import begin, end, ensure_store_marker, open_key, remove_parts
 from ckptfmt.engine.group import LOOK_S, Gone, gone_error, late_error, wait_until
 from ckptfmt.engine.owner import Owner, deactivate
-from ckptfmt.engine.presence import LOST_AFTER_S, Presence, check_lost_after
+from ckptfmt.engine.presence import LOST_AFTER_S, Presence, Watch, check_lost_after
 from ckptfmt.errors import CheckpointError, NotFoundError, UsageError
 from ckptfmt.format import digest
 from ckptfmt.storage import Backend
@@ -182,6 +182,7 @@ class FileMailbox:
     def __init__(self, member: _Member, session: str) -> None:
         self._member, self._session = member, session
         self._files = _Files(member.backend, f"parts/{session}/")
+        self._watch = Watch(member.presence)
 
     def put(self, key: str, data: bytes) -> None:
         self._files.put(key, data)
@@ -194,8 +195,8 @@ class FileMailbox:
             return self._member.backend.stat(self._files.key(keys[0])) is not None
         return set(self._files.names()).issuperset(keys)
 
-    def gone(self, ranks: Sequence[int], waited_s: float) -> list[Gone]:
-        return self._member.presence.gone(ranks, waited_s)
+    def gone(self, ranks: Sequence[int]) -> list[Gone]:
+        return self._watch.gone(ranks)
 
     def tend(self) -> None: ...
     def close(self) -> None: ...
@@ -283,7 +284,11 @@ class _HostMember(_Member):
         """All have heard what became of the meetings before this one."""
         self.forget(line)
         with self.lock:
-            have_read = all(self.presence.life_of(r) == a[0] for r, a in self._answers.items())
+            lives = {rank: self.presence.life_of(rank) for rank in self._answers}
+            have_read = all(
+                life is not None and life.life == self._answers[rank][0]
+                for rank, life in lives.items()
+            )
             if self._answers and have_read:
                 self._answers.clear()
                 self.home.delete("answer")
@@ -306,6 +311,7 @@ class _Host(FileMailbox):
         data, rank = super().get(key), key.rpartition("-")[2]
         if data is not None and rank.isdecimal():
             self._host.heard(int(rank))
+            self._watch.spoke(int(rank))
         return data
 
     def tend(self) -> None:
@@ -379,7 +385,7 @@ class _GuestMember(_Member):
         self.home.put(hello, json.dumps(said).encode())
         answer: list[Mapping[str, Any]] = []
         gone: list[Gone] = []
-        began_s = time.monotonic()
+        watch = Watch(self.presence)
 
         def is_over() -> bool:
             found = _json(self.home.get("answer"))
@@ -387,7 +393,7 @@ class _GuestMember(_Member):
                 if found["ranks"][str(self.rank)][0] == self.presence.life:
                     answer.append(found)
                     return True
-            gone.extend(self.presence.gone([0], time.monotonic() - began_s))
+            gone.extend(watch.gone([0]))
             return bool(gone)
 
         try:
@@ -412,6 +418,7 @@ class _Guest(FileMailbox):
     def __init__(self, member: _GuestMember, session: str) -> None:
         super().__init__(member, session)
         self._mine: list[str] = []
+        self._watch.spoke(0)
 
     def put(self, key: str, data: bytes) -> None:
         self._mine.append(key)

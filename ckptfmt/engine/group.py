@@ -51,8 +51,8 @@ class Mailbox(Protocol):
     def tend(self) -> None:
         """Called while somebody waits."""
 
-    def gone(self, ranks: Sequence[int], waited_s: float) -> list[Gone]:
-        """Which of them will not come any more, after they have been waited for so long."""
+    def gone(self, ranks: Sequence[int]) -> list[Gone]:
+        """Which of them will not come any more."""
 
     def close(self) -> None:
         """This rank is done: every message that it needed has arrived, or never will."""
@@ -186,7 +186,7 @@ def wait_for(
     Raises:
         ConflictError: kind `conflict-rank-gone`: one of them will not come.
     """
-    began_s = looked_s = time.monotonic()
+    looked_s = time.monotonic()
     gone: list[Gone] = []
 
     def is_over() -> bool:
@@ -197,7 +197,7 @@ def wait_for(
         if now_s - looked_s >= LOOK_S:
             looked_s = now_s
             missing = [rank for rank, key in keys.items() if not mailbox.has([key])]
-            lost = mailbox.gone(missing, now_s - began_s)
+            lost = mailbox.gone(missing)
             # It may have said its last word between these two looks.
             gone.extend(one for one in lost if not mailbox.has([keys[one.rank]]))
         return bool(gone)

@@ -48,14 +48,15 @@ class Board(Protocol):
 
 
 @dataclass(slots=True)
-class _Other:
-    """Another rank's life, as far as it is known here.
+class Life:
+    """Another rank's, as far as it is known here.
 
     Attributes:
         seen_s: When it was last known to live, by the wall clock.
         beat: What it last put on the board.
         silent_s: How long that has been watched to stand still.
-        told: It is gone, and the callers of a meeting have heard so.
+        told_s: When the callers of a meeting have heard that it is over, by a clock that only goes
+            forward.
     """
 
     life: str
@@ -65,7 +66,7 @@ class _Other:
     beat: bytes | None = None
     silent_s: float = 0.0
     watched_s: float = -math.inf
-    told: bool = False
+    told_s: float | None = None
 
 
 class Presence:
@@ -90,7 +91,7 @@ class Presence:
         self.life = secrets.token_hex(16)
         self.ended = False
         self._pid, self._count = os.getpid(), 0
-        self._others: dict[int, _Other] = {}
+        self._others: dict[int, Life] = {}
         self._beats: Repeating | None = None
         _here.append(self)
 
@@ -112,7 +113,7 @@ class Presence:
             return
         usable = isinstance(lost_after_s, int | float) and lost_after_s > 0
         seconds = float(lost_after_s) if usable else LOST_AFTER_S  # type: ignore[arg-type]
-        other = self._others[rank] = _Other(life, Owner.of_json(facts), seconds, time.time())
+        other = self._others[rank] = Life(life, Owner.of_json(facts), seconds, time.time())
         if not other.owner.is_on_this_machine and math.isfinite(self._beat_s):
             if self._beats is None:
                 self._beats = Repeating(self._beat, "ckptfmt-alive")
@@ -128,35 +129,16 @@ class Presence:
             if rank in self._others:
                 self._others[rank].seen_s = time.time()
 
-    def life_of(self, rank: int) -> str | None:
-        return self._others[rank].life if rank in self._others else None
+    def life_of(self, rank: int) -> Life | None:
+        """The newest life of a rank, if it has spoken."""
+        return self._others.get(rank)
 
     def was_told(self, rank: int) -> bool:
-        """Whether `gone` has named it."""
-        return rank in self._others and self._others[rank].told
+        """Whether a meeting has named it as gone."""
+        return rank in self._others and self._others[rank].told_s is not None
 
-    def gone(self, ranks: Sequence[int], waited_s: float) -> list[Gone]:
-        """Which of them will not come, as far as that is known.
-
-        Args:
-            waited_s: How long they have been waited for. One that was named before may have been
-                started again: it gets as long as a rank may be silent.
-        """
-        found = []
-        for rank in ranks:
-            other = self._others.get(rank)
-            if other is None or (other.told and waited_s < other.lost_after_s):
-                continue
-            why = self._why_gone(rank, other)
-            if why is None:
-                other.told = False
-                continue
-            other.told = True
-            process = f"{other.owner.host or 'a machine without a name'}, process {other.owner.pid}"
-            found.append(Gone(rank, f"rank {rank} ({process})", why))
-        return found
-
-    def _why_gone(self, rank: int, other: _Other) -> str | None:
+    def why_gone(self, rank: int, other: Life) -> str | None:
+        """How it is known that a life is over; None as long as it is not."""
         left = self._board.get(f"left-{rank}-{other.life}")
         if left is not None:
             with suppress(ValueError, KeyError, TypeError, OverflowError):
@@ -170,7 +152,7 @@ class Presence:
             return None
         return self._why_silent(rank, other)
 
-    def _why_silent(self, rank: int, other: _Other) -> str | None:
+    def _why_silent(self, rank: int, other: Life) -> str | None:
         beat, now_s = self._board.get(f"alive-{rank}-{other.life}"), time.monotonic()
         # Only what was watched counts: all of us may have been stopped and sent on together.
         watched_s = min(now_s - other.watched_s, 3 * LOOK_S)
@@ -218,6 +200,42 @@ class Presence:
             self._beats.close(1.0)
             self._board.delete(f"alive-{self._rank}-{self.life}")
         self._at_end(error)
+
+
+class Watch:
+    """Who of one meeting will not come any more. It is made when the meeting begins."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence, self._began_s = presence, time.monotonic()
+        self._lives: dict[int, Life] = {}
+
+    def spoke(self, rank: int) -> None:
+        """This life of it takes part, and no later one."""
+        life = self._presence.life_of(rank)
+        if life is not None:
+            self._lives.setdefault(rank, life)
+
+    def gone(self, ranks: Sequence[int]) -> list[Gone]:
+        """Which of them will not come, as far as that is known."""
+        found = []
+        for rank in ranks:
+            life = self._lives.get(rank) or self._presence.life_of(rank)
+            if life is None:
+                continue
+            if life.told_s is None or life.told_s >= self._began_s:
+                self._lives[rank] = life
+            elif time.monotonic() - self._began_s < life.lost_after_s:
+                continue  # it was named before, and may have been started again
+            why = self._presence.why_gone(rank, life)
+            if why is None and self._presence.life_of(rank) is not life:
+                why = "it was started again"
+            if why is None:
+                life.told_s = None
+                continue
+            life.told_s = life.told_s or time.monotonic()
+            process = f"{life.owner.host or 'a machine without a name'}, process {life.owner.pid}"
+            found.append(Gone(rank, f"rank {rank} ({process})", why))
+        return found
 
 
 def check_lost_after(lost_after_s: float) -> None:

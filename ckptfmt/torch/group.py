@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ckptfmt.engine import LOST_AFTER_S, Gone, Presence, wait_until
+from ckptfmt.engine import LOST_AFTER_S, Gone, Presence, Watch, wait_until
 from ckptfmt.errors import ConflictError, UsageError
 from ckptfmt.storage import Backend
 
@@ -132,6 +132,7 @@ class StoreMailbox:
         self._store, self._size, self._owner = store, size, owner
         self._session, self._prefix = session, f"{session.prefix}/{session.calls}"
         self._board, self._presence = present
+        self._watch = Watch(self._presence)
 
     def put(self, key: str, data: bytes) -> None:
         full = f"{self._prefix}/{key}"
@@ -165,13 +166,13 @@ class StoreMailbox:
             ) from error
         return found
 
-    def gone(self, ranks: Sequence[int], waited_s: float) -> list[Gone]:
+    def gone(self, ranks: Sequence[int]) -> list[Gone]:
         board, presence = self._board, self._presence
         for rank in ranks:
             if presence.life_of(rank) is None or presence.was_told(rank):
                 with suppress(ValueError, TypeError):
                     presence.know(rank, json.loads(board.get(_facts(rank)) or b"{}"))
-        return presence.gone(ranks, waited_s)
+        return self._watch.gone(ranks)
 
     def tend(self) -> None: ...
     def close(self) -> None:

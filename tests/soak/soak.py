@@ -21,6 +21,7 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -69,11 +70,12 @@ def digest(state: dict[str, Any]) -> str:
 def used_nbytes(folder: Path) -> int:
     """Of a store, less what is set aside: that stays until a person has looked at it."""
     total = -STATE_NBYTES * sum(1 for _ in folder.glob("quarantine/*.index"))
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_blocks * 512
-        except FileNotFoundError:
-            continue
+    for where, _, files in os.walk(folder):  # which passes over folders that go meanwhile
+        for name in files:
+            try:
+                total += os.stat(os.path.join(where, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
     return total
 
 

@@ -368,7 +368,7 @@ def test_whoever_hears_the_alarm_finds_the_error_at_once() -> None:
         def tend(self) -> None:
             looked.set()
 
-        def gone(self, ranks: Sequence[int], waited_s: float) -> list[Any]:
+        def gone(self, ranks: Sequence[int]) -> list[Any]:
             return []
 
         def close(self) -> None:
