@@ -85,6 +85,7 @@ _HOMES = {
     "late_error": "group",
     "list_checkpoints": "catalog",
     "list_indexes": "catalog",
+    "live_groups": "live_layers",
     "live_models": "live_layers",
     "load_like": "like",
     "load_tree": "load",
@@ -190,6 +191,7 @@ __all__ = [
     "late_error",
     "list_checkpoints",
     "list_indexes",
+    "live_groups",
     "live_models",
     "load_like",
     "load_tree",
@@ -287,6 +289,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.like import load_like as load_like
     from ckptfmt.engine.lineage import remember as remember
     from ckptfmt.engine.live_layers import LiveModel as LiveModel
+    from ckptfmt.engine.live_layers import live_groups as live_groups
     from ckptfmt.engine.live_layers import live_models as live_models
     from ckptfmt.engine.load import load_tree as load_tree
     from ckptfmt.engine.notes import annotate as annotate

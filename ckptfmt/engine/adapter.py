@@ -272,7 +272,8 @@ class Adapter(Protocol):
     # Optional: `is_generator(obj) -> bool`, for objects that are captured after all others;
     # `keep_generators() -> Callable[[], None]`: the framework's own generators as they are now, and
     # what puts them back; `layers(obj) -> list[tuple[str, str, dict[str, float]]]`: path below it,
-    # the framework's own class and constants of each layer of a model (`live_layers`).
+    # the framework's own class and constants of each layer of a model; `groups(obj, name, peers) ->
+    # list[dict[str, Any]]`: constants and parameters, by name, of an optimizer (`live_layers`).
 
     def kind(self, obj: object) -> ObjectKind:
         """What the object is. "unknown": the engine goes on with duck typing (`state_dict` and

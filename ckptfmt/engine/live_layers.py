@@ -1,11 +1,13 @@
-"""The layers of the live models of a tree, for a conversion between frameworks."""
+"""The layers of the live models of a tree, and the groups of its optimizers, for a conversion between
+frameworks. No tensor is looked at: a model may still be on a meta device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ckptfmt.engine.dispatch import adapter_of, framework_of
-from ckptfmt.engine.walk import walk
+from ckptfmt.engine.walk import peers_of, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +33,19 @@ def live_models(tree: object) -> list[LiveModel]:
         layers = ask(visit.obj) if ask is not None else []
         if layers:
             made.append(LiveModel(visit.name, framework_of(visit.obj), layers))
+    return made
+
+
+def live_groups(tree: object) -> dict[str, list[dict[str, Any]]]:
+    """Name of an optimizer -> its groups, constants and names of parameters, for those whose adapters
+    know groups (`Adapter.groups`)."""
+    visits = list(walk(tree))
+    peers = peers_of(visits)
+    made = {}
+    for visit in visits:
+        adapter = adapter_of(visit.obj) if visit.kind == "stateful" else None
+        ask = getattr(adapter, "groups", None)
+        groups = ask(visit.obj, visit.name, peers[id(adapter)]) if ask is not None else []
+        if groups:
+            made[visit.name] = groups
     return made

@@ -23,7 +23,6 @@ from ckptfmt.foreign.optimizer_rules import (
     below,
     keras_constants,
     keras_parts,
-    torch_groups,
 )
 from ckptfmt.foreign.optimizer_ways import KerasOptimizers, TorchOptimizers
 from ckptfmt.foreign.optimizers import row_of_class, row_of_group
@@ -84,9 +83,13 @@ def translate(
     rules: list[Rule] = [_moved(old, new) for old, new in rename.items()]
     given = [(Pattern(pattern), kind) for pattern, kind in layers.items()]
     of_models = [_rule_of(model, given) for model in models]
-    live = _live_leaves(like)
-    rules.append(_optimizers(live, frameworks == {"torch"}, of_models))
-    rules += [*of_models, _KerasOwn(live if frameworks == {"keras"} else {})]
+    if frameworks == {"torch"}:
+        rules.append(KerasOptimizers(of_models, _torch_optimizers(like)))
+        rules += [*of_models, _KerasOwn({})]
+    else:
+        live = _live_leaves(like)
+        rules.append(TorchOptimizers(of_models, _keras_optimizers(live)))
+        rules += [*of_models, _KerasOwn(live)]
     read = read_source(source)
     mapped = map_tree(read.tree, read.columns, rules)
     lost = {n: why for n, why in mapped.tree.skipped.items() if n not in read.tree.skipped}
@@ -172,18 +175,19 @@ def _copy(source: TensorSource) -> NDArray[Any]:
     return np.array(source.fetch())
 
 
-def _optimizers(live: Leaves, to_torch: bool, rules: list[LayerRule]) -> OptimizerRule:
-    """The rule for the optimizers among live leaves."""
+def _torch_optimizers(tree: object) -> dict[str, LiveOptimizer]:
+    from ckptfmt.engine import live_groups
+
+    found = live_groups(tree)
+    return {name: LiveOptimizer(row_of_group(groups[0]), groups) for name, groups in found.items()}
+
+
+def _keras_optimizers(live: Leaves) -> dict[str, LiveOptimizer]:
+    """The optimizers among live leaves."""
     found: dict[str, LiveOptimizer] = {}
-    if to_torch:
-        for name in TorchOptimizers(rules).find(live):
-            groups = torch_groups(name, live)
-            found[name] = LiveOptimizer(row_of_group(groups[0]), groups)
-        return KerasOptimizers(rules, found)
-    for name in KerasOptimizers(rules).find(live):
-        state, single = keras_parts(
-            name, {n: x for n, x in live.items() if n.startswith(below(name))}
-        )
+    for name in KerasOptimizers([]).find(live):
+        mine = {at: leaf for at, leaf in live.items() if at.startswith(below(name))}
+        state, single = keras_parts(name, mine)
         constants = keras_constants(single)
         found[name] = LiveOptimizer(
             row_of_class(str(constants.get("class"))),
@@ -191,7 +195,7 @@ def _optimizers(live: Leaves, to_torch: bool, rules: list[LayerRule]) -> Optimiz
             owners=frozenset(owner for slot in state.values() for owner in slot),
             single={key: leaf.tensor for key, leaf in single.items() if leaf.tensor is not None},
         )
-    return TorchOptimizers(rules, found)
+    return found
 
 
 def _rule_of(model: LiveModel, given: list[tuple[Pattern, str]]) -> LayerRule:

@@ -48,6 +48,12 @@ class TorchAdapter:
     def layers(self, obj: object) -> list[tuple[str, str, dict[str, float]]]:
         return layers_of(obj) if isinstance(obj, torch.nn.Module) else []
 
+    def groups(
+        self, obj: object, name: str, peers: Sequence[tuple[str, object]]
+    ) -> list[dict[str, Any]]:
+        own = isinstance(obj, torch.optim.Optimizer)
+        return optimizers.groups_of(obj, name, peers) if own else []
+
     def keep_generators(self) -> Callable[[], None]:
         return rng.keep_generators()
 

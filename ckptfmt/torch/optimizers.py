@@ -71,6 +71,24 @@ def capture(
     return Captured(tree, attributes)
 
 
+def groups_of(
+    optimizer: Any, name: str, peers: Sequence[tuple[str, object]]
+) -> list[dict[str, Any]]:
+    """Its groups as `capture` has them, a constant that is a tensor as its number."""
+    names = parameter_names(optimizer, name, peers, warn=False)
+    return [
+        {
+            **{k: _number(v) for k, v in group.items() if k not in GROUP_OWN},
+            "params": list(named),
+        }
+        for group, named in zip(optimizer.param_groups, names.groups, strict=True)
+    ]
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
 def refuse_in_parts(optimizer: Any, name: str, peers: Sequence[tuple[str, object]]) -> None:
     """An optimizer of which each rank holds a part under positions, or names, of its own."""
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":

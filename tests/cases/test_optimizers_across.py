@@ -403,3 +403,17 @@ def test_a_keras_file_says_which_optimizer_it_has(tmp_path: Path) -> None:
     group = p.param_groups[0]
     assert (group["lr"], group["alpha"], group["momentum"]) == (2e-3, 0.8, 0.5)
     assert all("momentum_buffer" in entry for entry in p.state.values())
+
+
+def test_a_module_on_a_meta_device_is_a_target_as_well(tmp_path: Path) -> None:
+    _saved(tmp_path / "k", O.Adam())
+    with torch.device("meta"):
+        t = TorchNet()
+    source = ckptfmt.translate(tmp_path / "k", {"model": t, "rest": object()})
+    ckt.restore({"model": t}, source, names="model")
+    assert not t.head.weight.is_meta
+    p = torch.optim.Adam(t.parameters(), lr=torch.tensor(0.5))
+    target = {"model": t, "optimizer": p}
+    ckt.restore(target, ckptfmt.translate(tmp_path / "k", target))
+    assert isinstance(p.param_groups[0]["lr"], torch.Tensor)
+    assert float(p.param_groups[0]["lr"]) == pytest.approx(1e-3)
