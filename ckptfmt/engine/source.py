@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -341,8 +342,8 @@ class _Ahead:
 class GroupedArrays(Mapping[int, Array]):
     """A source's tensors, read in groups of neighbours when the first of a group is asked for.
 
-    One group is held, and the next one is read meanwhile if it is of a checkpoint and not larger than
-    groups are. `given` counts what was handed out. A context manager: leaving it ends that read.
+    One group is held, and of a checkpoint the next one is read meanwhile, unless one of the two is a
+    larger tensor: it is alone in memory. `given` counts what was handed out. A context manager: leaving it ends that read.
     """
 
     def __init__(
@@ -351,10 +352,9 @@ class GroupedArrays(Mapping[int, Array]):
         self._source, self._verify, self._progress = source, verify, progress
         nbytes = {row: source.nbytes([row]) for row in rows}
         self.groups = grouped(rows, nbytes)
-        self._may_go_ahead = [
-            isinstance(source, CheckpointSource) and sum(map(nbytes.__getitem__, g)) <= GROUP_NBYTES
-            for g in self.groups
-        ]
+        sizes = [sum(map(nbytes.__getitem__, group)) for group in self.groups]
+        is_stored = isinstance(source, CheckpointSource)
+        self._may_go_on = [is_stored and max(two) <= GROUP_NBYTES for two in pairwise(sizes)]
         self._group_of = {row: at for at, group in enumerate(self.groups) for row in group}
         self._held: dict[int, Array] = {}
         self._current = -1
@@ -373,7 +373,7 @@ class GroupedArrays(Mapping[int, Array]):
             in_order = group == self._current + 1
             self._held, self._current = {}, -1  # before the next is read
             self._held, self._current = self._take(group), group
-            if in_order and any(self._may_go_ahead[group + 1 : group + 2]):
+            if in_order and any(self._may_go_on[group : group + 1]):
                 read = partial(self.read, self.groups[group + 1])
                 self._ahead = _Ahead(group + 1, read)
         self.given += 1

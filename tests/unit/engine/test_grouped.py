@@ -87,11 +87,11 @@ def test_groups_in_another_order_are_read_when_they_are_asked_for() -> None:
     assert threads() == []
 
 
-def test_a_tensor_larger_than_a_group_is_not_read_while_another_is_held() -> None:
+def test_a_tensor_larger_than_a_group_is_alone_in_memory() -> None:
     source = Fake({2: 3 * GROUP_NBYTES})
-    with grouped(source, 5) as arrays:
-        assert arrays[0] == 0
-        assert threads() == []
-        assert arrays[2] == 2
-        assert source.began[3].wait(WAIT_S)
-    assert source.reads == [[0, 1], [2], [3, 4]]
+    with grouped(source, 7) as arrays:
+        assert [arrays[0], arrays[2]] == [0, 2]
+        assert source.reads == [[0, 1], [2]]
+        assert arrays[3] == 3
+        assert source.began[5].wait(WAIT_S)
+    assert source.reads == [[0, 1], [2], [3, 4], [5, 6]]
