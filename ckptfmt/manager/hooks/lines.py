@@ -63,7 +63,8 @@ def jsonl(path: str | os.PathLike[str]) -> Callable[[Event], None]:
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The events of a file that `jsonl` wrote, in its order; torn lines are left out.
+    """The events of a file that `jsonl` wrote, in its order; torn lines, and those that somebody else
+    wrote, are left out.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -74,6 +75,29 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             event = json.loads(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and "kind" in event:
+        if isinstance(event, dict) and _is_event(event):
             events.append(event)
     return events
+
+
+_FIELDS = {
+    "checkpoint": str,
+    "step": int,
+    "seconds": int | float,
+    "nbytes": int,
+    "total_nbytes": int,
+    "error": dict,
+    "data": dict,
+}
+_TIME_MAX_S = 253402300800.0  # the year 10000: no date is later
+
+
+def _is_event(row: dict[str, Any]) -> bool:
+    """Whether it is what `as_plain` makes."""
+    time_s = row.get("time_s")
+    return (
+        isinstance(row.get("kind"), str)
+        and isinstance(time_s, int | float)
+        and 0 <= time_s < _TIME_MAX_S
+        and all(isinstance(row[name], kind) for name, kind in _FIELDS.items() if name in row)
+    )

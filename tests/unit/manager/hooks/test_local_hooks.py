@@ -110,6 +110,30 @@ def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind":"alarm"}',
+        '{"kind":7,"time_s":1}',
+        '{"kind":"alarm","time_s":NaN}',
+        '{"kind":"alarm","time_s":1e300}',
+        '{"kind":"alarm","time_s":"today"}',
+        '{"kind":"save.commit","time_s":1,"checkpoint":5}',
+        '{"kind":"save.commit","time_s":1,"checkpoint":"x","data":3}',
+        '{"kind":"save.commit","time_s":1,"checkpoint":"x","seconds":"5"}',
+        '["kind"]',
+    ],
+)
+def test_lines_that_are_no_events_are_left_out(tmp_path: Path, line: str) -> None:
+    """Whoever shares the file, or edits it, breaks neither `ckptfmt watch` nor `report`."""
+    path = tmp_path / "events.jsonl"
+    hooks.jsonl(path)(Event("alarm", 1.0))
+    with path.open("a") as file:
+        file.write(line + "\n")
+    hooks.jsonl(path)(Event("preempt", 2.0))
+    assert [event["kind"] for event in hooks.read_jsonl(path)] == ["alarm", "preempt"]
+
+
 def test_an_event_file_in_the_place_of_a_store_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "run"):
         with pytest.raises(UsageError, match=r"write .*events\.jsonl"):
