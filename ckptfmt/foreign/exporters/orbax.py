@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptfmt.errors import UnsupportedError
@@ -183,8 +184,15 @@ def _spec(staging: Staging, param: str) -> dict[str, Any]:
     }
 
 
-def _open(staging: Staging, param: str, tensor: ExportTensor, transaction: Any) -> Any:
-    """A new array, a chunk of it for each piece."""
+def _open(
+    staging: Staging, param: str, tensor: ExportTensor, *, context: Any, transaction: Any
+) -> Any:
+    """A new array, a chunk of it for each piece.
+
+    Args:
+        context: One for all: with one for each, the arrays of a transaction would each write the tree
+            of those before them (60 of them 1,643 files and 3.9 s, instead of 2 files and 0.05 s).
+    """
     import tensorstore
 
     first = next(boxes(tensor.shape, _itemsize(tensor)))
@@ -200,6 +208,7 @@ def _open(staging: Staging, param: str, tensor: ExportTensor, transaction: Any) 
         shape=tensor.shape,
         create=True,
         write=True,
+        context=context,
         transaction=transaction,
     ).result()
 
@@ -208,15 +217,19 @@ class _Batch:
     """Arrays that are committed together: a commit of its own for each would cost more than they."""
 
     def __init__(self, staging: Staging) -> None:
-        self._staging = staging
+        import tensorstore
+
+        self._staging, self._context = staging, tensorstore.Context()
+        self._new_transaction = partial(tensorstore.Transaction, atomic=True)
         self._begin()
 
     def _begin(self) -> None:
-        import tensorstore
-
-        self._transaction = tensorstore.Transaction(atomic=True)
+        self._transaction = self._new_transaction()
         self._pending: list[Any] = []
         self._nbytes = 0
+
+    def _open(self, param: str, tensor: ExportTensor, transaction: Any) -> Any:
+        return _open(self._staging, param, tensor, context=self._context, transaction=transaction)
 
     def commit(self) -> None:
         for write in self._pending:
@@ -226,14 +239,14 @@ class _Batch:
 
     def add(self, param: str, tensor: ExportTensor, pieces: Iterator[NDArray[Any]]) -> None:
         if tensor.nbytes > PIECE_NBYTES:
-            array = _open(self._staging, param, tensor, None)
+            array = self._open(param, tensor, None)
             for box, piece in zip(boxes(tensor.shape, _itemsize(tensor)), pieces, strict=True):
                 array[box].write(piece).result()
             return
         (piece,) = pieces
         if self._nbytes + piece.nbytes > _BATCH_NBYTES:
             self.commit()
-        array = _open(self._staging, param, tensor, self._transaction)
+        array = self._open(param, tensor, self._transaction)
         if piece.size:
             self._pending.append(array.write(piece))
         self._nbytes += piece.nbytes + _ENTRY_NBYTES

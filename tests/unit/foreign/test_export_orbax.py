@@ -85,6 +85,13 @@ def test_the_metadata_says_how_leaves_are_nested(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o", "s"]
 
 
+def test_many_small_arrays_are_few_files(tmp_path: Path) -> None:
+    exported({f"w{n}": np.full(40, n) for n in range(150)}, tmp_path)
+    files = [path for path in (tmp_path / "o").rglob("*") if path.is_file()]
+    assert len(files) < 20
+    assert array_of(tmp_path, "w149").tolist() == [149] * 40
+
+
 @pytest.mark.integration
 def test_orbax_restores_it(tmp_path: Path) -> None:
     ocp = pytest.importorskip("orbax.checkpoint")
