@@ -48,7 +48,7 @@ def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="REGEX=KIND",
-        help="for --preset: what a layer is, where its weights do not say",
+        help="for --preset: what a layer or an optimizer is, where its names do not say",
     )
     rules.add_argument(
         "--plan", action="store_true", help="show what the rules match; writes nothing"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptfmt.foreign import lazy
-from ckptfmt.foreign.base import ForeignTensor
+from ckptfmt.foreign.base import ForeignTensor, like
 from ckptfmt.foreign.optimizer_rules import (
     Job,
     OptimizerRule,
@@ -178,7 +178,7 @@ class TorchOptimizers(OptimizerRule):
         home: tuple[dict[str, str], str],
     ) -> None:
         owners, container = home
-        _check_groups(job, row, groups)
+        constants = _check_groups(job, row, groups)
         state = _torch_state(job, entries)
         known = {slot.torch for slot in row.slots} | {STEP} | {*row.scalars.values()}
         for parameter, found in state.items():
@@ -188,6 +188,10 @@ class TorchOptimizers(OptimizerRule):
                     f"Keras's {row.keras[0]} keeps no such thing",
                 )
         _keep_own(job, row, state, groups[0])
+        steps = job.after[f"{below(job.name)}iterations"]
+        if steps.tensor is not None:
+            noted = like(steps.tensor, attributes={CONSTANTS: constants})
+            job.after[f"{below(job.name)}iterations"] = Leaf((), noted)
         rates = {parameter: group.get("lr") for _, parameter, group in entries}
         for slot in row.slots:
             if slot.when and not any(group.get(slot.when) for group in groups):
@@ -355,8 +359,11 @@ def _torch_state(job: Job, entries: Sequence[_Entry]) -> dict[str, Leaves]:
     return made
 
 
-def _check_groups(job: Job, row: OptimizerRow, groups: Sequence[Mapping[str, Any]]) -> None:
-    """What Keras has once for all, or not at all, and how its optimizer is to be built."""
+def _check_groups(
+    job: Job, row: OptimizerRow, groups: Sequence[Mapping[str, Any]]
+) -> dict[str, object]:
+    """What Keras has once for all, or not at all, and how its optimizer is to be built: its class and
+    constants, as a save of it notes them."""
     first, live = groups[0], job.live
     for key in dict.fromkeys(["lr", DECAY, *row.constants.values()]):
         values = list(dict.fromkeys(repr(group_value(group, key)) for group in groups))
@@ -378,3 +385,5 @@ def _check_groups(job: Job, row: OptimizerRow, groups: Sequence[Mapping[str, Any
            if v is not None and (live is None or (have.get(k) or 0) != v)]  # fmt: skip
     if odd:
         job.note(f"build Keras's {row.keras[0]} with {', '.join(odd)}")
+    numbers = {key: item for key, item in told.items() if isinstance(item, int | float)}
+    return {"class": row.keras[0], **numbers}

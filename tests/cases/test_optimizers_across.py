@@ -311,6 +311,12 @@ def test_presets_carry_optimizers_without_live_models_and_back(tmp_path: Path) -
         for name in old:
             assert new[name].dtype == old[name].dtype, name
             assert new[name].read().tobytes() == old[name].read().tobytes(), name
+    # What Keras's optimizer was built with is known again, beside AdamW's own name.
+    ckptfmt.convert(
+        tmp_path / "k2", tmp_path / "t2", rules=[{"preset": "keras-to-torch"}], durable=False
+    )
+    with ckptfmt.open(tmp_path / "t") as old, ckptfmt.open(tmp_path / "t2") as new:
+        assert new["optimizer/param_groups"] == old["optimizer/param_groups"]
     del k
 
 
