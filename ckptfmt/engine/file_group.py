@@ -275,8 +275,9 @@ class _HostMember(_Member):
                 self.forget(line)
             if error is not None:
                 return  # the others come to hear why
-            for name in self.home.names("left-"):
-                self.home.delete(name)
+            for name in self.home.names():
+                if name.startswith(("left-", "alive-")):  # nobody waits for anybody any more
+                    self.home.delete(name)
             if _json(self.home.get("answer")).get("host", {}).get("life") == self.presence.life:
                 self.home.delete("answer")
 

@@ -553,6 +553,8 @@ def test_a_rank_whose_process_ends_is_named_long_before_the_time_is_up(
     # The living ones, or the next job, go on.
     infos = together(lambda rank: save(tmp_path, rank, 2, 4), 2)
     assert [info.step for info in infos] == [4, 4], infos
+    end_of_processes()
+    assert victim == 0 or left(tmp_path) == []
     check(tmp_path, 4)
     assert store.verify().ok
 
