@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -187,3 +188,16 @@ def test_a_cast_that_would_overflow_is_an_error() -> None:
         lazy.cast(big, "float16").fetch()
     with pytest.raises(MismatchError, match="do not convert"):
         lazy.cast(foreign(np.array(["a"])), "float16")
+
+
+@pytest.mark.parametrize("tile", [1, 3, 4, 256])
+def test_tiles_of_any_layout_make_the_whole_in_c_order(
+    tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy, "_TILE", tile)
+    shapes = [(300, 400), (512, 256), (7, 5), (5, 1, 9), (3, 4, 5), (2, 3, 4, 6), (1, 1), (64,)]
+    for shape in shapes:
+        array = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+        for order in itertools.permutations(range(len(shape))):
+            for view in (array.transpose(order), array[::-1].transpose(order)):
+                assert np.array_equal(lazy._in_c_order(view), view)
