@@ -91,6 +91,13 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         epochs, callbacks = running_fit(self.model)
         self._manager.wait()  # the error of a save that nobody has seen
         check_store(self, self._manager, self.model)
+        if sum(isinstance(one, BackupAndRestore) for one in callbacks.callbacks) > 1:
+            raise UsageError(
+                "a fit goes on from one backup",
+                reason="two-backups",
+                found="two BackupAndRestore callbacks",
+                do="leave one out; keep= keeps more than the last checkpoint",
+            )
         self._reset()
         self._data = FitData(epochs)
         # Last of all, so that what is saved of the others is behind the batch, too; and first of

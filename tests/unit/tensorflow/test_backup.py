@@ -474,6 +474,11 @@ def test_two_callbacks_with_one_store_are_refused_before_anything_is_saved(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_backups_of_one_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two BackupAndRestore"):
+        fit(make(), "arrays", *(ckf.BackupAndRestore(tmp_path / name) for name in "ab"))
+
+
 def test_a_store_that_another_callback_has_used_is_refused(tmp_path: Path) -> None:
     interrupted("arrays", tmp_path / "a", 8, 2)
     with pytest.raises(UsageError, match=r"step-\d+6, which BackupAndRestore saved"):
