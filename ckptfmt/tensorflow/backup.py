@@ -90,7 +90,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
         check_strategy(self, self.model.distribute_strategy)
         epochs, callbacks = running_fit(self.model)
         self._manager.wait()  # the error of a save that nobody has seen
-        check_store(self, self._manager, self.model)
+        check_store(self, "BackupAndRestore", self._manager, self.model)
         if sum(isinstance(one, BackupAndRestore) for one in callbacks.callbacks) > 1:
             raise UsageError(
                 "a fit goes on from one backup",
@@ -228,7 +228,14 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def _before_epoch(self, epoch: int) -> None:
         """Before all other callbacks begin the first epoch."""
         self.model._initial_epoch = None  # a later fit begins where it is told to
-        assert self._pending is None or epoch == self._epoch  # `_all_began` was called
+        if self._pending is not None and epoch != self._epoch:
+            raise UsageError(
+                "fit begins at another epoch than the one it was interrupted in",
+                reason="initial-epoch",
+                expected=self._epoch,
+                found=epoch,
+                do="leave out initial_epoch=: the backup says where to go on",
+            )
         if not self._batch:
             self._give_states()
 

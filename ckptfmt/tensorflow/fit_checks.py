@@ -59,13 +59,15 @@ def check_strategy(callback: object, strategy: Any) -> None:
     )
 
 
-def check_store(callback: object, manager: Manager, model: Any) -> None:
+def check_store(callback: object, own: str, manager: Manager, model: Any) -> None:
     """Refuse a store that another callback uses: each would delete what the other keeps.
 
+    Args:
+        own: As the callback marks its checkpoints; it may be of a class derived from ours.
     Raises:
         UsageError: kind `usage-shared-store`: one of this `fit` does, or one of an earlier run did.
     """
-    own, url = type(callback).__name__, manager.store.url
+    url = manager.store.url
     for other in callbacks_beside(model):
         theirs = getattr(other, "_manager", None)
         if other is not callback and isinstance(theirs, Manager) and theirs.store.url == url:

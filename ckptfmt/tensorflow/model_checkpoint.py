@@ -96,7 +96,7 @@ class ModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         check_strategy(self, getattr(self.model, "distribute_strategy", None))
         self._manager.wait()  # the error of a save that nobody has seen
-        check_store(self, self._manager, self.model)
+        check_store(self, "ModelCheckpoint", self._manager, self.model)
         self._seen = self._line_is_clear = False
         self._batch = 0
 

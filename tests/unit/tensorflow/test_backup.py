@@ -491,6 +491,25 @@ def test_a_store_that_another_callback_has_used_is_refused(tmp_path: Path) -> No
         fit(make(), "arrays", ckf.BackupAndRestore(tmp_path / "c"), epochs=1)
 
 
+def test_a_callback_derived_from_ours_goes_on_from_its_own_store(tmp_path: Path) -> None:
+    class Mine(ckf.BackupAndRestore):
+        pass
+
+    first, spy = Mine(tmp_path, save_freq=2), Spy()
+    with pytest.raises(Interrupted):
+        fit(make(), "arrays", first, Spy(4), epochs=1)
+    first._manager.wait()
+    fit(make(), "arrays", Mine(tmp_path, save_freq=2), spy, epochs=1)
+    assert spy.seen[0][0] == 2
+
+
+def test_another_epoch_to_begin_with_is_refused(tmp_path: Path) -> None:
+    interrupted("arrays", tmp_path, 4, 2)
+    backup = ckf.BackupAndRestore(tmp_path, save_freq=2)
+    with pytest.raises(UsageError, match="expected 0, found 1; leave out initial_epoch="):
+        fit(make(), "arrays", backup, initial_epoch=1)
+
+
 def test_the_store_of_one_may_lie_in_that_of_the_other(tmp_path: Path) -> None:
     """As the error says."""
     backup = ckf.BackupAndRestore(tmp_path / "backup", save_freq=2, delete_checkpoint=False)
