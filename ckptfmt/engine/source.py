@@ -343,7 +343,8 @@ class GroupedArrays(Mapping[int, Array]):
     """A source's tensors, read in groups of neighbours when the first of a group is asked for.
 
     One group is held, and of a checkpoint the next one is read meanwhile, unless one of the two is a
-    larger tensor: it is alone in memory. `given` counts what was handed out. A context manager: leaving it ends that read.
+    larger tensor: it is alone in memory. `given` counts what was handed out. A context manager:
+    leaving it ends that read.
     """
 
     def __init__(
