@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
 from typing import Any, Literal
 
 from ckptfmt.engine import Checkpoint, Pipeline, Reporter, Store, api, select_positions
@@ -275,10 +276,13 @@ class _Comparison:
         return sum(tensor.nbytes for tensor in tensors)
 
     def _has_values(self, tensor: ExportTensor, back: ForeignTensor) -> bool:
-        digests, pieces = tensor.digests, list(foreign_pieces(back))
-        return len(digests) == len(pieces) and all(map(self._is_piece, digests, pieces))
+        # One piece at a time: those that are no views are read.
+        pairs = zip_longest(tensor.digests, foreign_pieces(back))
+        return all(self._is_piece(digest, piece) for digest, piece in pairs)
 
-    def _is_piece(self, digest: bytes, piece: Array) -> bool:
+    def _is_piece(self, digest: bytes | None, piece: Array | None) -> bool:
+        if digest is None or piece is None:
+            return False
         place = place_of(piece)
         if place is not None and self._staging.digest(*place, piece.nbytes) == digest:
             return True
