@@ -122,11 +122,13 @@ class _Quarantined(Keep):
 def ranked(
     found: Sequence[CheckpointInfo], metric: str, mode: Literal["min", "max"]
 ) -> list[CheckpointInfo]:
-    """Those that have the metric, best first; NaN last; of equal ones the older first."""
+    """Those that have the metric, best first; what is not finite last; of equal ones the older first."""
 
     def key(info: CheckpointInfo) -> tuple[bool, float]:
         value = info.metrics[metric]
-        return math.isnan(value), value if mode == "min" else -value
+        if not math.isfinite(value):  # a loss of minus infinity has diverged, too
+            return True, 0.0
+        return False, value if mode == "min" else -value
 
     return sorted((info for info in found if metric in info.metrics), key=key)
 
@@ -176,7 +178,8 @@ def every(*, steps: int | None = None, hours: float | None = None) -> Keep:
 
 
 def best(metric: str, n: int = 1, mode: Literal["min", "max"] = "min") -> Keep:
-    """The best n by a metric; those without it are not among them, NaN ranks last.
+    """The best n by a metric; those without it are not among them, what is not finite ranks
+    last.
 
     Raises:
         UsageError: n is below 1, or mode neither "min" nor "max".

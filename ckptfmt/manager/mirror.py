@@ -107,9 +107,9 @@ class Mirroring:
             self._set_aside()
             while self._noted:
                 self._forget(self._noted.pop(0))  # notes go over with the checkpoint
-            pending = self._wanted(
-                [i for i in self._source.checkpoints() if (i.name, i.digest) not in self._done]
-            )
+            found = self._source.checkpoints()
+            self._done &= {(info.name, info.digest) for info in found}
+            pending = self._wanted([i for i in found if (i.name, i.digest) not in self._done])
             while pending:
                 self._copy(pending[0], len(pending) - 1)
                 pending.pop(0)

@@ -46,6 +46,8 @@ class Pruning:
     def decide(self) -> list[Decision]:
         """Of all that are there now; changes nothing and reads no data."""
         found = self.store.checkpoints()
+        there = {(info.name, info.digest) for info in found}
+        self._verified_s = {row: at for row, at in self._verified_s.items() if row in there}
         made = decide(
             found,
             self.policy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -44,6 +44,15 @@ def test_best_ranks_nan_last_and_leaves_out_what_has_no_metric(info: MakeInfo) -
     assert steps_kept(keep.best("loss", 1), found) == [2]  # of equal ones the older
     assert steps_kept(keep.best("loss", 2, "max"), found) == [0, 5]
     assert steps_kept(keep.best("loss", 5), found) == [0, 1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_metric_that_has_diverged_is_never_the_best(
+    info: MakeInfo, mode: Literal["min", "max"]
+) -> None:
+    values = [math.nan, math.inf, -math.inf, 2.0]
+    found = [info(step, {"loss": value}) for step, value in enumerate(values)]
+    assert list(keep.best("loss", mode=mode).reasons(found)) == [found[3].name]
 
 
 def test_a_union_keeps_what_one_of_its_rules_keeps_and_says_both_reasons(info: MakeInfo) -> None:
