@@ -108,16 +108,16 @@ class Chunks:
     def _bytes(self, place: tuple[int, ...]) -> NDArray[np.uint8]:
         """The bytes of a chunk. One that no filter has to undo is a view of the file; a large one
         that was undone is kept until another is, for it is read in parts."""
-        address, size, _ = self._places[place]
         if not self.filters:
+            address, size, _ = self._places[place]
             return view(self.file.data, self.file.start + address, size)
         if self.nbytes < _KEPT_NBYTES_MIN:
             return np.frombuffer(self._undone(place), np.uint8)
-        file, key = self.file, (address, size)
-        if file.kept is None or file.kept[0] != key:
+        file = self.file
+        if file.kept is None or file.kept[0] is not self or file.kept[1] != place:
             file.kept = None
-            file.kept = key, self._undone(place)
-        return np.frombuffer(file.kept[1], np.uint8)
+            file.kept = self, place, self._undone(place)
+        return np.frombuffer(file.kept[2], np.uint8)
 
     def _undone(self, place: tuple[int, ...]) -> bytes:
         """The bytes of a chunk behind its filters."""

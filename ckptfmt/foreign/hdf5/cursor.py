@@ -29,13 +29,13 @@ class File:
 
     Attributes:
         offset_nbytes, length_nbytes: Widths of addresses and of lengths, from the superblock.
-        kept: The large chunk that was undone last: (address, stored bytes) and its bytes.
+        kept: The large chunk that was undone last: of which dataset, where, and its bytes.
     """
 
     def __init__(self, data: mmap.mmap | bytes, start: int, stop: int, where: str) -> None:
         self.data, self.start, self.nbytes, self.where = data, start, stop - start, where
         self.offset_nbytes = self.length_nbytes = 8
-        self.kept: tuple[tuple[int, int], bytes] | None = None
+        self.kept: tuple[object, tuple[int, ...], bytes] | None = None
         self._room = _STRUCTURE_NBYTES_FREE + _STRUCTURE_FACTOR * self.nbytes
 
     def check(self, at: int, nbytes: int, what: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ckptfmt
+from ckptfmt import CorruptError
 from ckptfmt.foreign import ForeignTensor, importer_names, read_foreign, streaming
 from ckptfmt.foreign.hdf5 import chunks
 from ckptfmt.foreign.inflating import Inflater
@@ -199,3 +200,26 @@ def test_a_large_chunk_of_hdf5_is_undone_once_while_it_is_read_in_parts(
     # To be hashed, to be written, and to be compared; the raw ones never.
     assert set(undone) == {(0, 0), (1, 0)}
     assert len(undone) <= 6
+
+
+def test_a_chunk_that_two_datasets_claim_is_checked_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setattr(chunks, "_KEPT_NBYTES_MIN", 1)
+    values = np.random.default_rng(0).integers(0, 99, (20, 50))
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        for name, rows in (("a", 20), ("b", 10)):
+            file.create_dataset(name, data=values[:rows], chunks=(rows, 50), compression="gzip")
+        info = {name: file[name].id.get_chunk_info(0) for name in ("a", "b")}
+    data = path.read_bytes()
+    for part, nbytes in (("byte_offset", 8), ("size", 4)):
+        old, new = (getattr(info[n], part).to_bytes(nbytes, "little") for n in ("b", "a"))
+        assert data.count(old) == 1
+        data = data.replace(old, new)
+    path.write_bytes(data)
+    tensors = read_foreign(path).tensors
+    assert np.array_equal(tensors["a"].fetch(), values)
+    with pytest.raises(CorruptError, match="longer than its shape"):
+        tensors["b"].fetch()
