@@ -106,7 +106,11 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], float]] = {
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(k, marks=[pytest.mark.slow] * (k in ("amsgrad", "nesterov", "adamax")))
+        pytest.param(
+            k,
+            marks=[pytest.mark.slow]
+            * (k in ("amsgrad", "adamw", "nesterov", "centered", "adamax")),
+        )
         for k in KINDS
     ],
 )
