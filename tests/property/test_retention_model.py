@@ -82,8 +82,8 @@ def asked_for(rules: list[Asked], found: list[CheckpointInfo]) -> set[int]:
         elif kind == "where":
             wanted |= {step for step in steps if step % n == 0}
         elif kind == "best":
-            finite = [i for i in found if "m" in i.metrics and i.metrics["m"] == i.metrics["m"]]
-            strange = [i for i in found if "m" in i.metrics and i.metrics["m"] != i.metrics["m"]]
+            finite = [i for i in found if "m" in i.metrics and abs(i.metrics["m"]) < math.inf]
+            strange = [i for i in found if "m" in i.metrics and not abs(i.metrics["m"]) < math.inf]
             sign = 1 if mode == "min" else -1
             finite.sort(key=lambda i: (sign * i.metrics["m"], step_of(i)))
             strange.sort(key=step_of)
