@@ -199,7 +199,7 @@ def _export(args: argparse.Namespace, out: Output) -> int:
         f"{escape(args.dst)} ({report.format})",
         f"  from   {escape(args.src)}",
         f"  size   {size}",
-        "  check  read back, digests are those of the source",
+        "  check  the importer finds the values of the source, by digest",
     ]
     if report.renamed:
         shown.append(f"  {format_count(len(report.renamed), 'name')} as the format has them")
