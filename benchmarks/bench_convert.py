@@ -8,6 +8,7 @@ checksum of the file compared, and the digests compared with the file once more.
 rate of a conversion over that of the save of the same round; the order changes from round to round.
 `convert transposed` turns every tensor on the way; `export ...` writes the saved store as such a file,
 durably, and compares what it wrote. The files and the store are in the page cache, but for `cold ...`.
+`cold copy` is the machine's limit for those: the `.pt` read and written by direct I/O, nothing hashed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import bench_bundle
 import numpy as np
 import report
 import rounds
+from peers import machine_limit
 
 Rules = list[dict[str, Any]]
 
@@ -59,6 +61,7 @@ class Ours:
             ("convert transposed", partial(self.convert, pt, folder / "turned", turn)),
             ("cold convert pt", partial(self.convert, pt, folder / "cold-pt", [])),
             ("cold convert bundle", partial(self.convert, bundle, folder / "cold-bundle", [])),
+            ("cold copy", partial(self.copy, pt, folder / "copied")),
             ("export pt", partial(self.export, folder, "exported.pt")),
             ("export bundle", partial(self.export, folder, "exported.index")),
             ("cold export pt", partial(self.export, folder, "cold.pt")),
@@ -107,6 +110,13 @@ class Ours:
         begin = time.perf_counter()
         ckptfmt.convert(source, store, rules=rules)
         seconds = time.perf_counter() - begin
+        return rounds.Numbers(of_save_rate=self.save_s / seconds)
+
+    def copy(self, source: Path, target: Path) -> rounds.Numbers:
+        begin = time.perf_counter()
+        machine_limit.copy_file(source, target)
+        seconds = time.perf_counter() - begin
+        target.unlink()
         return rounds.Numbers(of_save_rate=self.save_s / seconds)
 
     def export(self, folder: Path, name: str) -> rounds.Numbers:

@@ -7,6 +7,7 @@ A peer is a class: `Peer(options)` makes its data, `operations(folder)` gives wh
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -48,6 +49,7 @@ class Peer(Protocol):
 
 def evict(folder: Path) -> None:
     """Take a folder's files out of the page cache: the next read comes from the disk."""
+    gc.collect()  # what is still mapped would stay
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -98,7 +98,8 @@ class Strided(Node):
 
     def carry(self, maker: TreeMaker, name: str) -> ForeignTensor:
         if self.made is None:
-            self.made = self.tensor()
+            # Of a copy: who made it and what it reads with would hold each other, and the file mapped.
+            self.made = replace(self).tensor()
         return self.made
 
     def tensor(self) -> ForeignTensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import weakref
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from ckptfmt.foreign import file_map
 from ckptfmt.foreign.file_map import FileMap, open_map, view
 
 MIB = 1 << 20
+COMPAT = Path(__file__).parents[2] / "compat" / "import"
 Asked = list[tuple[int, int]]
 
 
@@ -92,3 +96,31 @@ def test_a_conversion_has_its_file_read_before_it_waits_for_it(
     ckptfmt.convert(tmp_path / name, tmp_path / "t", durable=False)
     covered = {page for start, stop in asked for page in range(start // 4096, -(-stop // 4096))}
     assert len(covered) >= 20 * 16_000 // 4096
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.index", "x.npz", "x.safetensors", "every-dtype.gguf"])
+def test_a_conversion_lets_go_of_its_file_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    maps: list[weakref.ref[FileMap]] = []
+
+    def remembered(cls: type[FileMap], *given: Any, **named: Any) -> FileMap:
+        made = mmap.mmap.__new__(cls, *given, **named)
+        maps.append(weakref.ref(made))
+        return made
+
+    source = tmp_path / name
+    if name.endswith(".gguf"):
+        source = COMPAT / "gguf" / "every-type.gguf"
+    else:
+        tree = {"a": np.arange(6.0).reshape(2, 3), "b": [np.ones(2), np.zeros((0, 3))]}
+        ckptfmt.save(tree, tmp_path / "runs")
+        ckptfmt.export(tmp_path / "runs", source)
+    monkeypatch.setattr(FileMap, "__new__", remembered)
+    gc.disable()
+    try:
+        ckptfmt.convert(source, tmp_path / "made")
+        assert maps
+        assert not any(made() for made in maps)
+    finally:
+        gc.enable()
