@@ -46,6 +46,7 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
             "convert transposed",
             "cold convert pt",
             "cold convert bundle",
+            "cold copy",
             "export pt",
             "export bundle",
         },
