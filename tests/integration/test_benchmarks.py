@@ -49,11 +49,16 @@ WANTED: dict[str, tuple[set[str], set[str]]] = {
             "cold copy",
             "export pt",
             "export bundle",
+            "cold export pt",
+            "cold export bundle",
         },
         {"of_save_rate"},
     ),
     "dcp": ({"first stall", "stall", "save", "small save"}, {"nbytes"}),
-    "tensorflow": ({"save", "cold restore", "cold restore one pass"}, {"peak_nbytes"}),
+    "tensorflow": (
+        {"save", "cold restore", "cold restore 2 passes", "cold restore one pass"},
+        {"peak_nbytes"},
+    ),
     "hostile": (
         {
             *("pt", "pt pickle", "pt legacy", "pt tar", "pt folder", "torchscript", "dcp"),
