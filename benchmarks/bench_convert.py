@@ -70,8 +70,11 @@ class Ours:
         first = int(folder.name.rpartition("-")[2]) % len(timed)
         ordered: list[tuple[str, Callable[[], object]]] = []
         for name, operation in timed[first:] + timed[:first]:
-            if name.startswith("export"):  # the save before it left nothing in the page cache
-                ordered.append((f"prepare {name}", partial(self.read, folder / "saved")))
+            # What was saved or evicted before it left nothing in the page cache.
+            if name.startswith("export"):
+                ordered.append((f"prepare {name}", partial(self.read, folder / "saved" / "data")))
+            elif name.startswith("convert"):
+                ordered.append((f"prepare {name}", partial(self.read, folder.parent)))
             ordered.append((name, operation))
         return {
             "prepare": partial(self.prepare, pt, bundle),
@@ -87,11 +90,12 @@ class Ours:
             other = [sys.executable, bench_bundle.__file__, "--write", "values", str(bundle)]
             subprocess.run([*other, str(self.nbytes)], check=True)
 
-    def read(self, store: Path) -> None:
-        for file in (store / "data").iterdir():
-            with file.open("rb") as opened:
-                while opened.read(8 << 20):
-                    pass
+    def read(self, folder: Path) -> None:
+        for path in folder.iterdir():
+            if path.is_file():
+                with path.open("rb") as file:
+                    while file.read(8 << 20):
+                        pass
 
     def load(self) -> None:
         self.tree = values(self.nbytes)

@@ -1,8 +1,8 @@
 """A file mapped for reading, of which the system reads ahead what is used next.
 
-A page of a map is read when it is touched, and who touches it waits: a cold TensorBundle of 1 GB,
-whose checksums one thread computes, was converted at 0.22 to 0.43 of the rate of a save, and at 0.75
-when what comes next is asked for (interleaved, 2 busy cores, a disk of 2.5 GB/s).
+A page of a map is read when it is touched, and who touches it waits, one page after another. With
+what comes next asked for, a cold file is converted as fast as the disk reads and writes at once
+(`benchmarks/bench_convert.py`, `cold copy`).
 """
 
 from __future__ import annotations
