@@ -185,8 +185,7 @@ def is_foreign(path: StrPath) -> bool:
 
 def _check_free(exporter: Exporter, *, replace: bool) -> None:
     """Before hours of work: the name is free, or what has it may be replaced."""
-    if exporter.shape == "folder":
-        recover(exporter.path)
+    recover(exporter.targets())
     there = [path for path in exporter.targets() if os.path.lexists(path)]
     if not there:
         return

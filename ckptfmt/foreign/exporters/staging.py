@@ -96,28 +96,29 @@ class Staging:
 
         Args:
             names: (name in the folder, final name beside it).
-            replace: Files of these names may be there. The last one goes first then, so that no
-                old one ever stands beside new ones.
+            replace: Files of these names may be there. Several go aside first, the last one ahead,
+                so that no old one ever stands beside new ones; `recover` takes them back.
         Raises:
             ExistsError: A name is taken; none of them was given.
         """
         given: list[str] = []
         with writing(self.where):
-            if replace and len(names) > 1:
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.parent, names[-1][1]))
-                    sync_directory(self.parent)
+            targets = [os.path.join(self.parent, final) for _, final in names]
+            several = replace and len(names) > 1
+            if several:
+                _put_aside(targets)
             try:
-                for staged, final in names:
-                    target = os.path.join(self.parent, final)
+                for (staged, _), target in zip(names, targets):
                     _give_name(self.path(staged), target, replace=replace)
                     given.append(target)
             except BaseException:
-                if not replace:
-                    for target in given:
+                if several or not replace:
+                    for target in reversed(given):
                         os.unlink(target)
+                recover(targets)
                 raise
             sync_directory(self.parent)
+            recover(targets)  # the new ones are whole: the old ones go
 
     def publish_folder(self, final: str, *, replace: bool) -> None:
         """Give the folder its final name; what had it is removed then."""
@@ -157,22 +158,38 @@ def _swap(folder: str, target: str) -> None:
     os.rename(old, folder)
 
 
-def recover(target: str) -> None:
-    """Finish what an export began that was killed while it replaced this folder: take the old one
-    back, or away if the new one is there."""
-    old = _aside(target)
+def recover(targets: Sequence[str]) -> None:
+    """Finish what an export began that was killed while it replaced these, of which the last one makes
+    them a whole: take the old ones back, or away if the new ones are there."""
+    last, old = targets[-1], _aside(targets[-1])
     if not os.path.lexists(old):
         return
-    with writing(target):
-        if os.path.lexists(target):
+    with writing(last):
+        if os.path.lexists(last):
             _remove(old)
+        elif len(targets) == 1:
+            os.rename(old, last)
         else:
-            os.rename(old, target)
-        sync_directory(os.path.dirname(target))
+            for target in targets:
+                with suppress(FileNotFoundError):
+                    os.replace(os.path.join(old, os.path.basename(target)), target)
+            os.rmdir(old)
+        sync_directory(os.path.dirname(last))
+
+
+def _put_aside(targets: Sequence[str]) -> None:
+    """Files that are about to be replaced; the one that makes them a whole first."""
+    old = _aside(targets[-1])
+    os.mkdir(old)
+    for target in reversed(targets):
+        with suppress(FileNotFoundError):
+            os.rename(target, os.path.join(old, os.path.basename(target)))
+    sync_directory(old)
+    sync_directory(os.path.dirname(old))
 
 
 def _aside(target: str) -> str:
-    """The name of an old folder while it is replaced; no longer than a name may be."""
+    """The name of what is replaced meanwhile; no longer than a name may be."""
     parent, name = os.path.split(target)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     return os.path.join(parent, f"{_PREFIX}replaced-{digest}")

@@ -70,7 +70,7 @@ while True:
     if os.path.lexists(target) or how == "exchange":
         seen.add(value())
         assert value() in (1, 2), k
-    else:  # of a folder, where names cannot be swapped, for a moment
+    else:  # of several files, or a folder where names cannot be swapped, for a moment
         assert how == "aside"
         try:
             ckptfmt.export(store, target, target_format=to, at="new")
@@ -92,6 +92,7 @@ print(k, sorted(map(str, seen)))
     ("how", "target", "to"),
     [
         ("aside", "m", "safetensors"),
+        ("aside", "m.index", ""),
         pytest.param("exchange", "m", "safetensors", marks=pytest.mark.slow),
         pytest.param("exchange", "x.pt", "", marks=pytest.mark.slow),
     ],
