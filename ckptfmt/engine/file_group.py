@@ -172,17 +172,14 @@ class _Member(ABC):
             return number
 
 
-def _session(host: str, line: str, number: int) -> str:
-    return digest(f"FileGroup {host} {line} {number}".encode(), "xxh3-128").hex()
-
-
 class FileMailbox:
     """Messages are `parts/<session>/<key>`."""
 
-    def __init__(self, member: _Member, session: str) -> None:
+    def __init__(self, member: _Member, host: str, line: str, number: int) -> None:
+        session = digest(f"FileGroup {host} {line} {number}".encode(), "xxh3-128").hex()
         self._member, self._session = member, session
         self._files = _Files(member.backend, f"parts/{session}/")
-        self._watch = Watch(member.presence)
+        self._watch = Watch(member.presence, line)
 
     def put(self, key: str, data: bytes) -> None:
         self._files.put(key, data)
@@ -254,7 +251,7 @@ class _HostMember(_Member):
         if known is None or known["life"] == life:
             return known is not None
         # All others hear that the old one is gone before the new one may come among them.
-        return rank in self.came and not self.presence.was_told(rank)
+        return rank in self.came and not self.presence.was_told_everywhere(rank)
 
     def _counts_for(self, rank: int) -> dict[str, int]:
         """The next meetings of one that was started again: those that wait for it, or those to come."""
@@ -303,7 +300,7 @@ class _Host(FileMailbox):
     """Rank 0's side of a meeting."""
 
     def __init__(self, member: _HostMember, line: str, number: int) -> None:
-        super().__init__(member, _session(member.presence.life, line, number))
+        super().__init__(member, member.presence.life, line, number)
         self._host, self._line, self.number = member, line, number
         self._tended_s = 0.0
         begin(member.backend, self._session, step=None, name="main", bases=())
@@ -364,13 +361,13 @@ class _GuestMember(_Member):
 
     def meet(self, line: str, timeout_s: float) -> _Guest:
         number = self.number(line)
-        if self.host is None or self.presence.was_told(0):
+        if self.host is None or self.presence.was_told_everywhere(0):
             counts = self._introduce(timeout_s)
             if counts is not None:
                 self.next = counts
                 number = self.number(line)
         assert self.host is not None
-        return _Guest(self, _session(self.host, line, number))
+        return _Guest(self, self.host, line, number)
 
     def _introduce(self, timeout_s: float) -> dict[str, int] | None:
         """Find rank 0; None if both have counted from the beginning.
@@ -416,8 +413,8 @@ class _GuestMember(_Member):
 class _Guest(FileMailbox):
     """Another rank's side of a meeting."""
 
-    def __init__(self, member: _GuestMember, session: str) -> None:
-        super().__init__(member, session)
+    def __init__(self, member: _GuestMember, host: str, line: str, number: int) -> None:
+        super().__init__(member, host, line, number)
         self._mine: list[str] = []
         self._watch.spoke(0)
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -55,8 +55,9 @@ class Life:
         seen_s: When it was last known to live, by the wall clock.
         beat: What it last put on the board.
         silent_s: How long that has been watched to stand still.
-        told_s: When the callers of a meeting have heard that it is over, by a clock that only goes
-            forward.
+        lines: On which it has spoken, of those that keep them apart.
+        told_s: Line -> when the callers of a meeting there have heard that it is over, by a clock that
+            only goes forward.
     """
 
     life: str
@@ -66,7 +67,8 @@ class Life:
     beat: bytes | None = None
     silent_s: float = 0.0
     watched_s: float = -math.inf
-    told_s: float | None = None
+    lines: set[str] = field(default_factory=set)
+    told_s: dict[str, float] = field(default_factory=dict)
 
 
 class Presence:
@@ -135,7 +137,12 @@ class Presence:
 
     def was_told(self, rank: int) -> bool:
         """Whether a meeting has named it as gone."""
-        return rank in self._others and self._others[rank].told_s is not None
+        return rank in self._others and bool(self._others[rank].told_s)
+
+    def was_told_everywhere(self, rank: int) -> bool:
+        """Whether all have heard who met it: the loop, and the save that was in flight. One that is
+        started again would meet the others where they are, if one of them did not know."""
+        return self.was_told(rank) and self._others[rank].lines <= self._others[rank].told_s.keys()
 
     def why_gone(self, rank: int, other: Life) -> str | None:
         """How it is known that a life is over; None as long as it is not."""
@@ -203,10 +210,15 @@ class Presence:
 
 
 class Watch:
-    """Who of one meeting will not come any more. It is made when the meeting begins."""
+    """Who of one meeting will not come any more. It is made when the meeting begins.
 
-    def __init__(self, presence: Presence) -> None:
-        self._presence, self._began_s = presence, time.monotonic()
+    Args:
+        line: The meetings of which this is one, where a rank may have heard on one line what it has
+            not on another.
+    """
+
+    def __init__(self, presence: Presence, line: str | None = None) -> None:
+        self._presence, self._line, self._began_s = presence, line, time.monotonic()
         self._lives: dict[int, Life] = {}
 
     def spoke(self, rank: int) -> None:
@@ -214,6 +226,13 @@ class Watch:
         life = self._presence.life_of(rank)
         if life is not None:
             self._lives.setdefault(rank, life)
+            if self._line is not None:
+                life.lines.add(self._line)
+
+    def _told_s(self, life: Life) -> float | None:
+        if self._line in life.lines:
+            return life.told_s.get(str(self._line))
+        return max(life.told_s.values(), default=None)
 
     def gone(self, ranks: Sequence[int]) -> list[Gone]:
         """Which of them will not come, as far as that is known."""
@@ -222,7 +241,8 @@ class Watch:
             life = self._lives.get(rank) or self._presence.life_of(rank)
             if life is None:
                 continue
-            if life.told_s is None or life.told_s >= self._began_s:
+            told_s = self._told_s(life)
+            if told_s is None or told_s >= self._began_s:
                 self._lives[rank] = life
             elif time.monotonic() - self._began_s < life.lost_after_s:
                 continue  # it was named before, and may have been started again
@@ -230,9 +250,9 @@ class Watch:
             if why is None and self._presence.life_of(rank) is not life:
                 why = "it was started again"
             if why is None:
-                life.told_s = None
+                life.told_s.clear()
                 continue
-            life.told_s = life.told_s or time.monotonic()
+            life.told_s.setdefault(self._line or "", time.monotonic())
             process = f"{life.owner.host or 'a machine without a name'}, process {life.owner.pid}"
             found.append(Gone(rank, f"rank {rank} ({process})", why))
         return found

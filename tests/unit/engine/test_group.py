@@ -477,6 +477,31 @@ def test_a_rank_that_leaves_says_why_and_may_come_back(tmp_path: Path, leaver: i
     assert ckptfmt.Store(tmp_path).steps() == [1, 3]
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_rank_that_was_started_again_meets_nobody_who_has_not_heard_of_it(
+    tmp_path: Path, leaver: int
+) -> None:
+    """The thread of a save hears that it is gone; the loop would take it for the one of before."""
+    backend = ckptfmt.Store(tmp_path).backend
+
+    def talk(rank: int, line: str, what: bytes) -> bytes:
+        with Meeting(FileGroup(rank, 2).beside(line), backend, 600.0) as meeting:
+            return meeting.round(lambda: what, b" ".join)
+
+    def run(rank: int) -> Any:
+        for line in ("save", "loop"):
+            talk(rank, line, b"first")
+        if rank == leaver:
+            FileGroup(rank, 2).leave(backend, ZeroDivisionError("no data"))
+        else:
+            for line, what in (("save", b"shares"), ("loop", b"step 7")):
+                with pytest.raises(ConflictError, match="is gone"):
+                    talk(rank, line, what)
+        return talk(rank, "loop", b"restore")
+
+    assert together(run, 2) == [b"restore restore"] * 2
+
+
 VICTIM = """
 import importlib, os, signal, sys
 import numpy as np
