@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,11 @@ def grouped(source: Fake, rows: int) -> GroupedArrays:
     return GroupedArrays(source, range(rows), verify=True, progress=False)
 
 
-def threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("ckptfmt-")]
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_next_group_is_read_before_it_is_asked_for_and_only_once() -> None:
@@ -51,7 +54,6 @@ def test_the_next_group_is_read_before_it_is_asked_for_and_only_once() -> None:
             assert arrays[row] == row
             assert row > 3 or source.began[row // 2 * 2 + 2].wait(WAIT_S)
     assert source.reads == [[0, 1], [2, 3], [4, 5]]
-    assert threads() == []
 
 
 def test_what_is_damaged_is_told_when_it_is_asked_for() -> None:
@@ -66,7 +68,6 @@ def test_what_is_damaged_is_told_when_it_is_asked_for() -> None:
         with pytest.raises(CorruptError):
             arrays[3]
         assert arrays[4] == 4
-    assert threads() == []
 
 
 def test_leaving_waits_for_what_nobody_asks_for_any_more() -> None:
@@ -75,7 +76,6 @@ def test_leaving_waits_for_what_nobody_asks_for_any_more() -> None:
     with grouped(source, 4) as arrays:
         assert arrays[0] == 0  # and then the binding fails
     assert source.began[2].is_set()
-    assert threads() == []
 
 
 def test_groups_in_another_order_are_read_when_they_are_asked_for() -> None:
@@ -84,7 +84,6 @@ def test_groups_in_another_order_are_read_when_they_are_asked_for() -> None:
         for row in (6, 2, 0, 4):
             assert arrays[row] == row
     assert source.reads == [[6, 7], [2, 3], [0, 1], [4, 5]]
-    assert threads() == []
 
 
 def test_a_tensor_larger_than_a_group_is_alone_in_memory() -> None:

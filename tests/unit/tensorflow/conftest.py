@@ -182,6 +182,13 @@ class Saved:
         return answers
 
 
+@pytest.fixture(scope="session")
+def strategy() -> Any:
+    """The one of this process: a second one on the same devices would give its collective operations
+    the numbers of the first one's, and TensorFlow takes them for the same."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
 @pytest.fixture
 def saved() -> Callable[[Mapping[str, Any]], Saved]:
     """Capture a tree of objects through the adapter."""

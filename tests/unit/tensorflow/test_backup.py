@@ -392,9 +392,9 @@ def test_it_is_of_no_use_outside_of_fit(tmp_path: Path) -> None:
         backup.on_train_begin()
 
 
-def mirrored() -> Any:
+def mirrored(strategy: Any) -> Any:
     keras.utils.set_random_seed(7)
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    with strategy.scope():
         model = keras.Sequential([layers.Dense(5, "relu"), layers.Dropout(0.5), layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"])
@@ -411,7 +411,7 @@ def copies(model: Any) -> list[bytes]:
 @pytest.mark.parametrize("data", ["shuffled", pytest.param("arrays", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:fit will resume by drawing")
 def test_a_fit_under_a_mirrored_strategy_resumes_with_both_callbacks(
-    tmp_path: Path, data: str
+    tmp_path: Path, data: str, strategy: Any
 ) -> None:
     """In its second epoch, with what each replica has counted so far."""
 
@@ -419,16 +419,16 @@ def test_a_fit_under_a_mirrored_strategy_resumes_with_both_callbacks(
         backup = ckf.BackupAndRestore(tmp_path / run, save_freq=4)
         return [backup, ckf.ModelCheckpoint(tmp_path / f"{run}-models", save_freq=4, keep=None)]
 
-    whole = mirrored()
+    whole = mirrored(strategy)
     history = fit(whole, data, *callbacks("whole"), epochs=2)
     stopped = callbacks("stopped")
     with pytest.raises(Interrupted):
-        fit(mirrored(), data, *stopped, Spy(9), epochs=2)
+        fit(mirrored(strategy), data, *stopped, Spy(9), epochs=2)
     for callback in stopped:
         callback._manager.wait()
     np.random.random()
     assert ckptfmt.Store(tmp_path / "stopped").steps() == [8]
-    resumed = mirrored()
+    resumed = mirrored(strategy)
     again = fit(resumed, data, *callbacks("stopped"), epochs=2)
     assert copies(resumed) == copies(whole)
     assert again.history == history.history

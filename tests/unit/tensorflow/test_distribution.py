@@ -26,11 +26,6 @@ HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "docs/examples/tensorflow_workers.py"
 
 
-@pytest.fixture(scope="module")
-def strategy() -> Any:
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
 def make(strategy: Any, start: float = 0.0) -> Any:
     module = tf.Module()
     with strategy.scope():

@@ -59,9 +59,9 @@ def test_its_position_is_two_numbers_that_anybody_reads(tmp_path: Path) -> None:
     assert ckptfmt.load(tmp_path) == {"data": {"epoch": 0, "position": 1}}
 
 
-def test_a_distributed_data_set_is_skipped_before_it_is_distributed(tmp_path: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
+def test_a_distributed_data_set_is_skipped_before_it_is_distributed(
+    tmp_path: Path, strategy: Any
+) -> None:
     def make() -> Any:
         return ckf.resumable(
             tf.data.Dataset.range(12).batch(4), wrap=strategy.experimental_distribute_dataset
@@ -75,8 +75,9 @@ def test_a_distributed_data_set_is_skipped_before_it_is_distributed(tmp_path: Pa
     assert [half.numpy().tolist() for half in halves] == [[4, 5], [6, 7]]
 
 
-def test_a_distributed_iterator_itself_is_refused_with_that_cure(tmp_path: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def test_a_distributed_iterator_itself_is_refused_with_that_cure(
+    tmp_path: Path, strategy: Any
+) -> None:
     iterator = iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
     with pytest.raises(ckptfmt.UsageError, match=r"distributed iterator .*data.*resumable"):
         ckf.save({"data": iterator}, tmp_path)
