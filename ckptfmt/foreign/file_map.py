@@ -61,9 +61,8 @@ class FileMap(mmap.mmap):
 
     def announce(self, start: int, stop: int) -> None:
         """The bytes [start, stop) are about to be read."""
-        if (
-            start == self._start or not self.is_read_ahead
-        ):  # a storage, of which boxes are read one after another
+        # A storage, of which boxes are read one after another, begins where it did.
+        if start == self._start or not self.is_read_ahead:
             return
         self._start = start
         follows = 0 <= start - self._end <= _GAP_NBYTES

@@ -244,6 +244,8 @@ class _Bytes:
     def _stored(self, start: int, nbytes: int) -> bytes:
         at = slice(self._start + start, self._start + start + nbytes)
         value: bytes = self._kvstore.read(self._key, byte_range=at).result().value
+        if len(value) != nbytes:  # it was there when its length was asked for
+            raise self._damaged("is gone, or was cut off", f"{len(value)} of {nbytes} bytes")
         return value
 
     def _damaged(self, what: str, found: str | None = None) -> CorruptError:

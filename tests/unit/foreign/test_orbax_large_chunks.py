@@ -123,6 +123,19 @@ def test_every_box_is_that_of_the_array(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["raw", "gzip"])
+def test_a_chunk_that_goes_while_it_is_read_is_said_to_be_gone(name: str, tmp_path: Path) -> None:
+    array = np.random.default_rng(1).random((50, 60), np.float32)
+    write(tmp_path / "x", LAYOUTS[name], array)
+    box = read_foreign(tmp_path / "x", source_format="orbax").tensors["w"].box
+    assert box is not None
+    assert np.array_equal(box((slice(0, 1), slice(0, 9))), array[:1, :9])
+    (tmp_path / "x/w/0.0").unlink()
+    with pytest.raises(CorruptError, match=r"gone, or was cut off: .*0 of \d+ bytes"):
+        box((slice(40, 50), slice(0, 60)))
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", NOT_STREAMED)
 def test_what_cannot_be_streamed_is_decoded_by_tensorstore(name: str, tmp_path: Path) -> None:
     array = np.arange(600, dtype=np.float32).reshape(20, 30)
