@@ -22,7 +22,7 @@ from ckptfmt.tensorflow.distributed import assign_as_one
 from ckptfmt.tensorflow.hooks import Listener, listen, listen_for_children
 from ckptfmt.tensorflow.keras_objects import given_name, trust_full_name
 from ckptfmt.tensorflow.matching import absolute, match, stored_aliases, unique_full_names
-from ckptfmt.tensorflow.objects import children, empty_nodes, late_method
+from ckptfmt.tensorflow.objects import children, cleared_by_reset, empty_nodes, late_method
 from ckptfmt.tensorflow.own_state import fill_late
 from ckptfmt.tensorflow.replicas import SUFFIX, fill_replicas
 from ckptfmt.tensorflow.survey import Edge, Found, Survey, take_survey
@@ -88,6 +88,7 @@ class ObjectWaiting(Waiting):
         self._aliases = stored_aliases(self._leaves, name)
         self._full_names = unique_full_names(self._leaves)
         self._watched: dict[int, Any] = {}
+        self._cleared: set[str] = set()
 
     def start(self) -> None:
         made = take_survey(self.obj, self.name, children, trust_full_name, _given(self.obj))
@@ -116,6 +117,10 @@ class ObjectWaiting(Waiting):
                     self.hooked(listen(obj, method, Listener(lambda: None, grown)))
             elif hasattr(obj, "_deferred_dependencies"):
                 self.hooked(listen_for_children(obj, partial(self._given_child, full, obj)))
+            if (part := cleared_by_reset(obj)) is not None:
+                cleared = absolute(self.name, join_name(full, part) if full else part)
+                reset = partial(self._cleared.add, cleared)
+                self.hooked(listen(obj, "reset_state", Listener(lambda: None, reset)))
 
     def _built(self, name: str, obj: Any) -> None:
         """A layer or metric has made its variables."""
@@ -164,11 +169,15 @@ class ObjectWaiting(Waiting):
                 name = absolute(self.name, one.name)
                 ready.append((one, stored, fitting(one.variable, self.values[stored], rules, name)))
         for one, stored, value in ready:
-            put(one.variable, value, stored)
-            self.take(stored, absolute(self.name, one.name), one.variable)
+            name = absolute(self.name, one.name)
+            keep = not self._cleared.isdisjoint(_and_above(name))  # reset before it was there
+            if not keep:
+                put(one.variable, value, stored)
+            self.take(stored, name, one.variable)
             beside = f"{stored}{SUFFIX}"
             if beside in self.values:
-                fill_replicas(one.variable, self.values[beside], beside)
+                if not keep:
+                    fill_replicas(one.variable, self.values[beside], beside)
                 self.take(beside, beside)
         return [one for one, _, _ in ready]
 

@@ -87,6 +87,14 @@ def late_method(obj: Any) -> str:
     return next((name for name in ("_build", "build") if found and hasattr(obj, name)), "")
 
 
+def cleared_by_reset(obj: Any) -> str | None:
+    """Below which name of an object lies what its `reset_state` clears: all of a metric, the states
+    of a recurrent layer. None for all other objects."""
+    if isinstance(obj, keras.metrics.Metric):
+        return ""
+    return "states" if isinstance(obj, keras.layers.RNN) else None
+
+
 def _has_more_to_make(obj: Any) -> bool:
     return bool(late_method(obj)) and not getattr(obj, "_built", getattr(obj, "built", True))
 

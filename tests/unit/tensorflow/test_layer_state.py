@@ -103,23 +103,68 @@ def test_a_metric_gets_the_variables_that_it_makes_at_its_first_update(tmp_path:
     assert float(fresh.result()) == float(metric.result())
 
 
-def test_metrics_of_a_compiled_model_arrive_when_it_is_given_a_batch(tmp_path: Path) -> None:
-    def make() -> Any:
-        model = keras.Sequential([layers.Dense(1, activation="sigmoid")])
-        model.compile(
-            "sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")]
-        )
-        return model
+def compiled() -> Any:
+    model = keras.Sequential([layers.Dense(1, activation="sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
+    return model
 
-    y = np.array([[0], [1], [1], [0]])
-    first = make()
-    first.train_on_batch(ROWS, y)
-    ckf.save({"model": first, "optimizer": first.optimizer, "metrics": first.metrics}, tmp_path)
-    fresh = make()
-    tree = {"model": fresh, "optimizer": fresh.optimizer, "metrics": fresh.metrics}
-    status = ckf.restore(tree, tmp_path, build=True)
+
+def state_of(metrics: list[Any]) -> list[bytes]:
+    return [np.asarray(value).tobytes() for metric in metrics for value in metric.variables]
+
+
+TARGETS = np.array([[0], [1], [1], [0]])
+
+
+def whole(model: Any) -> dict[str, Any]:
+    return {"model": model, "optimizer": model.optimizer, "metrics": model.metrics}
+
+
+def test_metrics_of_a_compiled_model_arrive_at_their_first_update(tmp_path: Path) -> None:
+    first, fresh = compiled(), compiled()
+    first.train_on_batch(ROWS, TARGETS)
+    ckf.save(whole(first), tmp_path)
+    status = ckf.restore(whole(fresh), tmp_path, build=True)
     assert status.pending
     for model in (first, fresh):
-        model.train_on_batch(ROWS, y)
+        for metric in model.metrics[1:]:
+            metric.update_state(TARGETS, model(ROWS))
     status.assert_consumed()
-    assert fresh.get_metrics_result() == first.get_metrics_result()
+    assert state_of(fresh.metrics) == state_of(first.metrics)
+    assert float(fresh.metrics[1].variables[1]) == 2 * len(ROWS)
+
+
+@pytest.mark.parametrize("way", ["train_on_batch", "fit", "evaluate"])
+def test_what_is_reset_before_its_variables_exist_stays_reset(tmp_path: Path, way: str) -> None:
+    """As if the values had been there: what Keras resets before each batch or epoch is gone."""
+    first, fresh = compiled(), compiled()
+    first.fit(ROWS, TARGETS, batch_size=2, verbose=0, shuffle=False)
+    ckf.save(whole(first), tmp_path)
+    status = ckf.restore(whole(fresh), tmp_path, build=True)
+    assert status.pending
+    options = {} if way == "train_on_batch" else {"verbose": 0, "batch_size": 2}
+    if way == "fit":
+        options["shuffle"] = False
+    for model in (first, fresh):
+        getattr(model, way)(ROWS, TARGETS, **options)
+    status.assert_consumed()
+    assert state_of(fresh.metrics) == state_of(first.metrics)
+    assert float(fresh.metrics[1].variables[1]) == len(ROWS)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_states_of_an_rnn_that_is_reset_before_it_is_built_stay_zero(
+    tmp_path: Path, both: bool
+) -> None:
+    def make() -> Any:
+        layer = layers.GRU(3, stateful=True)
+        return layers.Bidirectional(layer) if both else layer
+
+    model, fresh = keras.Sequential([make()]), keras.Sequential([make()])
+    model(SEQUENCES)
+    ckf.save({"model": model}, tmp_path, step=1)
+    status = ckf.restore({"model": fresh}, tmp_path)
+    for one in (model, fresh):
+        one.layers[0].reset_state()
+    assert outputs(fresh, SEQUENCES) == outputs(model, SEQUENCES)
+    status.assert_consumed()
