@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 
 import hypothesis
+import numpy as np
 import pytest
 
 # Every store that the suite writes is read back by spec/reference_reader.py as well.
@@ -39,9 +41,26 @@ def pytest_report_header() -> str:
     return f"random choices: hypothesis profile {PROFILE!r}, CKPTFMT_TEST_SEED={SEED}"
 
 
+def _mixed(test: str) -> int:
+    return random.Random(f"{SEED} {test}").getrandbits(32)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start the global generators anew for each test, whichever ran before: weights that nobody
+    seeded are the same in every run, and others under another CKPTFMT_TEST_SEED."""
+    mixed = _mixed(item.name)
+    random.seed(mixed)
+    np.random.seed(mixed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(mixed)
+    if keras := sys.modules.get("keras"):
+        keras.utils.set_random_seed(mixed)
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """A seed for this test: the session's, mixed with the test's name. Shown if the test fails."""
-    mixed = random.Random(f"{SEED} {request.node.name}").getrandbits(32)
+    mixed = _mixed(request.node.name)
     print(f"seed {mixed} (CKPTFMT_TEST_SEED={SEED})")
     return mixed
