@@ -54,7 +54,8 @@ def map_tree(tree: ForeignTree, columns: Callable[[], FlatTree], rules: Sequence
         UsageError: A rule touches nothing or does not fit, or no tree has the names that they make.
     """
     # A flat tree of 50,000 names need not be made columns of for nothing.
-    flat = None if not rules and (tree.root is not None or tree.keys) else columns()
+    has_tree = tree.root is not None or tree.flat is not None or tree.keys
+    flat = None if not rules and has_tree else columns()
     if flat is None or not (rules or flat.names):
         return Mapped(tree, _renamed(tree.tensors.values()), {}, {}, ())
     applied = apply_rules(rules, _leaves(tree, flat))

@@ -299,7 +299,7 @@ class ForeignCheckpoint(Mapping[str, Any]):
 
     def tree(self) -> Any:
         """The tree as the file has it, with something lazy for each tensor: a source for `save`."""
-        if self.foreign.root is not None:
+        if self.foreign.root is not None or self.foreign.flat is not None:  # it may be `None`
             return self.foreign.root
         made: dict[str, Any] = {}
         for name, tensor in self.foreign.tensors.items():

@@ -12,13 +12,16 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptfmt.foreign.pickle_machine import Builder, Global, illegal
+from ckptfmt.foreign.pickle_machine import Builder, Global, Record, illegal
 
 _TUPLES_MAX = 4096
 _SCALARS = (str, bytes, int, float, bool, type(None))
 _FACTORIES: dict[str, Callable[[], Any]] = {
-    kind.__name__: kind for kind in (int, float, str, list, dict, set)
+    **{kind.__name__: kind for kind in (int, float, str, list, dict, set)},
+    "long": int,
+    "unicode": str,
 }
+"""By their names in `builtins` and, of protocols below 3, in Python 2's `__builtin__`."""
 
 
 def need(good: object, what: str) -> None:
@@ -70,14 +73,15 @@ def _ordered(args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
     return OrderedDict(zip(keys, (pair[1] for pair in pairs)))
 
 
-def _defaultdict(args: tuple[Any, ...]) -> defaultdict[Any, Any]:
+def _defaultdict(args: tuple[Any, ...]) -> defaultdict[Any, Any] | Record:
     need(len(args) <= 2, "too many arguments")
-    factory = args[0] if args else None
     made: defaultdict[Any, Any] = defaultdict()
-    if factory is not None:
-        name = typed(factory, Global).name.removeprefix("__builtin__.").removeprefix("builtins.")
-        need(name in _FACTORIES, f"the factory {name[:80]}")
-        made.default_factory = _FACTORIES[name]
+    if args and args[0] is not None:
+        name = typed(args[0], Global, Record).name
+        factory = _FACTORIES.get(name.removeprefix("__builtin__.").removeprefix("builtins."))
+        if factory is None or type(args[0]) is Record:
+            return Record("collections.defaultdict", args)  # its factory is code: opaque
+        made.default_factory = factory
     if len(args) == 2:
         made.update(typed(args[1], dict, OrderedDict))
     return made

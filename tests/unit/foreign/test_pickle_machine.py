@@ -35,6 +35,7 @@ PLAIN: list[Any] = [
     [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), [], {}, set(), frozenset()],
     [{1, 2}, frozenset("ab"), {(1, "a"): {b"k": None}, None: 1, 2.5: [], True: 0}],
     [collections.OrderedDict(b=1, a=2), collections.defaultdict(list, {1: [2]})],
+    [collections.defaultdict(kind) for kind in (int, str, float, dict, set, None)],
     [collections.Counter("aab"), collections.deque([1, 2], 5), range(1, 9, 2), slice(None, 3)],
     [datetime.datetime(2020, 2, 3, 4, 5, 6, 7), datetime.date(2021, 1, 1)],
     [datetime.datetime(2020, 2, 3, tzinfo=datetime.UTC), datetime.timedelta(1, 2, 3)],
@@ -142,7 +143,7 @@ BROKEN = {
     "set of unhashables": b"c__builtin__\nset\n](]e\x85R.",
     "pairs that are none": b"ccollections\nOrderedDict\n](K\1e\x85R.",
     "datetime of another length": b"cdatetime\ndatetime\nC\x03abc\x85R.",
-    "factory that is code": b"ccollections\ndefaultdict\ncos\nsystem\n\x85R.",
+    "factory that is a number": b"ccollections\ndefaultdict\nK\1\x85R.",
 }
 
 
@@ -150,6 +151,16 @@ BROKEN = {
 def test_a_broken_pickle_is_corrupt(what: str) -> None:
     with pytest.raises(CorruptError, match=r"x, byte \d+"):
         machine(BROKEN[what]).load()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_dict_whose_default_is_made_by_code_is_opaque(protocol: int) -> None:
+    data = pickle.dumps(collections.defaultdict(Odd, {"a": [1]}), protocol)
+    assert tree(data) == {
+        "class": "collections.defaultdict",
+        "args": [{"class": f"{Odd.__module__}.Odd"}],
+        "items": [("a", [1])],
+    }
 
 
 KEYS = {

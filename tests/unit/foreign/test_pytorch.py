@@ -171,6 +171,13 @@ def test_training_state_and_plain_values(save: Save) -> None:
     assert_equal_to_torch(save(state))
 
 
+def test_a_file_of_nothing_holds_nothing(save: Save, tmp_path: Path) -> None:
+    path = save(None)
+    assert ckptfmt.open_foreign(path).load() is None
+    ckptfmt.convert(path, tmp_path / "s", durable=False)
+    assert ckptfmt.load(tmp_path / "s") is None
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_composite_tensors(save: Save) -> None:
     square = torch.tensor([[0, 1.0, 0, 2], [3, 0, 0, 0], [0, 0, 0, 4], [5, 6, 0, 0]])
