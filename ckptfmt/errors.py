@@ -48,6 +48,8 @@ class CheckpointError(Exception):
     """
 
     prefix = "checkpoint"
+    ag_pass_through = True
+    """For AutoGraph of TensorFlow, which makes another class of what a tf.function raises."""
 
     def __init__(
         self,

@@ -92,6 +92,7 @@ _HOMES = {
     "named_leaves": "walk",
     "nearest": "select",
     "newest_readable": "catalog",
+    "not_traced": "tracing",
     "parse_leaf_value": "leaves",
     "parse_where": "where",
     "peek": "catalog",
@@ -198,6 +199,7 @@ __all__ = [
     "named_leaves",
     "nearest",
     "newest_readable",
+    "not_traced",
     "parse_leaf_value",
     "parse_where",
     "peek",
@@ -328,6 +330,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.stage import copy_arrays as copy_arrays
     from ckptfmt.engine.store import Store as Store
     from ckptfmt.engine.stream import FileStream as FileStream
+    from ckptfmt.engine.tracing import not_traced as not_traced
     from ckptfmt.engine.tree import ABSENT as ABSENT
     from ckptfmt.engine.tree import FRAMEWORK as FRAMEWORK
     from ckptfmt.engine.tree import FlatTree as FlatTree

@@ -25,6 +25,7 @@ from ckptfmt.engine.restore import (
 )
 from ckptfmt.engine.save import save_tree
 from ckptfmt.engine.source import Source
+from ckptfmt.engine.tracing import not_traced
 from ckptfmt.engine.where import (
     Where,
     choose_at,
@@ -42,6 +43,7 @@ T = TypeVar("T")
 _NOTHING: Mapping[str, Any] = {}
 
 
+@not_traced
 def save(
     tree: object,
     path: Where,
@@ -114,6 +116,7 @@ def save(
     return (save_tree if request.ranks is None else save_in_group)(tree, backend, request)
 
 
+@not_traced
 def save_async(
     tree: object,
     path: Where,
@@ -175,6 +178,7 @@ def save_async(
     return save_in_background(tree, backend, request)
 
 
+@not_traced
 def open(path: Where, *, step: int | None = None, at: At | None = None) -> Checkpoint:
     """Open a checkpoint lazily: its index is read, its data is not.
 
@@ -217,6 +221,7 @@ def load(
     max_nbytes: int | None = ...,
     progress: Progress = ...,
 ) -> Any: ...
+@not_traced
 def load(
     path: Where,
     *,
@@ -265,6 +270,7 @@ def load(
         return made
 
 
+@not_traced
 def load_as(
     convert: Convert,
     path: Where | Checkpoint,
@@ -314,6 +320,7 @@ def load_as(
             checkpoint.close()
 
 
+@not_traced
 def restore(
     target: object,
     source: Where | Checkpoint | Mapping[str, Any],
@@ -390,6 +397,7 @@ def _backend(source: Where | Checkpoint | Mapping[str, Any]) -> Backend:
     return parse_where(source)[0].backend
 
 
+@not_traced
 def plan(
     target: object,
     source: Where | Checkpoint | Mapping[str, Any],

@@ -1,5 +1,4 @@
-"""Manager: when to save, what to keep, how to go on after a crash. Policies are in `when`, `keep` and
-`guard`; here they are carried out."""
+"""Manager: when to save, what to keep, how to go on after a crash: `when`, `keep`, `guard` say so."""
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ from ckptfmt.engine import (
     load_like,
     load_tree,
     named_leaves,
+    not_traced,
     parse_where,
     ready_staging,
     restore_tree,
@@ -155,6 +155,7 @@ class Manager:
 
     # -- going on ---------------------------------------------------------------------------------
 
+    @not_traced
     def restore(
         self,
         target: object,
@@ -215,6 +216,7 @@ class Manager:
         self._pace.restored(0, time.monotonic())
         return RestoreReport(None, 0)
 
+    @not_traced
     def load(self, *, like: T | None = None, at: At | None = None) -> Loaded | None:
         """The tree of the newest good checkpoint, for state that is replaced whole; None where the
         store is empty.
@@ -276,11 +278,9 @@ class Manager:
         if self._together is None and info.url == self.store.url:
             self._aftermath.pruning.was_read(info)
 
-    def _rejected(self, rejected: Rejected, error: BaseException | None) -> None:
-        self._tell(
-            "restore.rejected", rejected.checkpoint, error=error, data={"reason": rejected.reason}
-        )
-        warn(f"{rejected.checkpoint} is passed over: {rejected.reason}")
+    def _rejected(self, one: Rejected, error: BaseException | None) -> None:
+        self._tell("restore.rejected", one.checkpoint, error=error, data={"reason": one.reason})
+        warn(f"{one.checkpoint} is passed over: {one.reason}")
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -288,6 +288,7 @@ class Manager:
         """Whether a save is due at this step; `save` at the same step agrees."""
         return self._steps.is_due(_step(step))
 
+    @not_traced
     def save(
         self,
         tree: object,

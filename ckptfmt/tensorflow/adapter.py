@@ -113,11 +113,7 @@ class TensorFlowAdapter:
         return Captured(nest(pairs, name), attributes)
 
     def target(self, obj: Any, name: str, peers: Peers) -> Target | None:
-        refuse_graph(
-            name,
-            "nothing is restored while a tf.function is traced: it would happen once, not at each call",
-            "restore outside of tf.function",
-        )
+        refuse_graph(name)
         if is_variable(obj):
             return VariableTarget(obj, name)
         if is_tensor(obj):

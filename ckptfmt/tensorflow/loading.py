@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from ckptfmt.engine import Checkpoint, Store, StoredLeaf, api
+from ckptfmt.engine import Checkpoint, Store, StoredLeaf, api, not_traced
 from ckptfmt.events import Progress
 from ckptfmt.format import parse_key, split_name
 from ckptfmt.reports import RestoreReport
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
+@not_traced
 def load(
     path: StrPath | Store,
     *,
@@ -64,6 +65,7 @@ def load(
     )  # fmt: skip
 
 
+@not_traced
 def restore(
     objects: object,
     source: StrPath | Store | Checkpoint | Mapping[str, Any],

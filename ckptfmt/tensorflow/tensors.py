@@ -132,21 +132,15 @@ def _is_of_graph(variable: Any) -> bool:
     return handle is None or tf.is_symbolic_tensor(handle)
 
 
-def refuse_graph(name: str, what: str, do: str) -> None:
+def refuse_graph(name: str) -> None:
     """Values are read and assigned once, by a call, not by a graph that is run later.
 
     Raises:
-        UsageError: A tf.function is traced, or a graph of TensorFlow 1 is built.
+        UsageError: A graph of TensorFlow 1 is built. (Where a tf.function is traced, the call that leads
+            here has been refused.)
     """
-    if tf.executing_eagerly():
-        return
-    is_function = tf.compat.v1.get_default_graph().building_function
-    raise UsageError(
-        what if is_function else _OF_GRAPH,
-        reason="graph",
-        where=name,
-        do=do if is_function else _BY_SESSION,
-    )
+    if not tf.executing_eagerly():
+        raise UsageError(_OF_GRAPH, reason="graph", where=name, do=_BY_SESSION)
 
 
 def identity_of(variable: Any) -> int:
@@ -207,11 +201,7 @@ def _refuse_special(obj: Any, name: str) -> None:
             where=name,
             do="pass group=strategy, and let every worker call",
         )
-    refuse_graph(
-        name,
-        "a tensor has no value while a tf.function is traced",
-        "save outside of tf.function",
-    )
+    refuse_graph(name)
 
 
 def read(variable: Any) -> tf.Tensor:

@@ -179,14 +179,6 @@ def test_a_dtype_that_tensorflow_lacks_is_refused_on_the_way_in(dtype: str) -> N
         make_tensor(array, "data/x")
 
 
-def test_saving_while_a_function_is_traced_is_refused() -> None:
-    variable = tf.Variable(1.0)
-
-    step = tf.function(lambda: ADAPTER.source(variable, "w"), autograph=False)
-    with pytest.raises(UsageError, match=r"while a tf\.function is traced: w"):
-        step()
-
-
 def test_a_variable_without_a_value_is_refused_at_save_and_filled_at_restore(
     tmp_path: Path,
 ) -> None:
