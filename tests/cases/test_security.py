@@ -421,11 +421,11 @@ def test_a_hostile_index_is_refused_in_moments_and_little_memory_with_its_real_c
     forge(store, change)
     ckptfmt.Store(store)
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with opened() as seen, pytest.raises(ckptfmt.FormatError) as caught:
             ckptfmt.load(store, at="main")
-        took_s = time.perf_counter() - start
+        took_s = time.process_time() - start
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -87,7 +87,7 @@ def sealed(data: bytes, rng: random.Random) -> bytes:
 
 def kind_of(error: type[Exception], call: Any) -> str | None:
     """None where it is accepted; the kind of the refusal else. Anything else is raised."""
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -96,7 +96,7 @@ def kind_of(error: type[Exception], call: Any) -> str | None:
         kind: str = refusal.kind  # type: ignore[attr-defined]
         return kind
     finally:
-        assert time.perf_counter() - started < 5
+        assert time.process_time() - started < 5
     return None
 
 

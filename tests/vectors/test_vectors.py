@@ -165,7 +165,7 @@ def test_package_refuses_with_its_kind_in_bounded_time_and_memory(name: str) -> 
             check_checkpoint_name(text)
         return
     tracemalloc.start()
-    before = time.perf_counter()
+    before = time.process_time()
     try:
         with pytest.raises(CheckpointError) as caught:
             package_reads(data, twin)
@@ -174,7 +174,7 @@ def test_package_refuses_with_its_kind_in_bounded_time_and_memory(name: str) -> 
         tracemalloc.stop()
     assert caught.value.kind == twin["kind"], caught.value
     assert isinstance(caught.value, FormatError) or twin["format"] == "fragments"
-    assert time.perf_counter() - before < SECONDS
+    assert time.process_time() - before < SECONDS
     assert peak < MEMORY
 
 

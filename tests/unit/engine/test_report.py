@@ -102,9 +102,9 @@ def test_no_match_has_a_kind_of_its_own() -> None:
 def test_an_error_of_thousands_of_names_comes_in_a_moment() -> None:
     target = {f"model.layers.{i}.weight": np.zeros(1) for i in range(1000)}
     saved = {f"model.layer.{i}.weights": np.zeros(1) for i in range(1000)}
-    start = time.perf_counter()
+    start = time.process_time()
     text = str(mismatch(target, saved))
-    assert time.perf_counter() - start < 20  # 2 s alone on the machine
+    assert time.process_time() - start < 20  # 2 s alone on the machine
     assert "rename={'model.layer.0.weights': 'model.layers.0.weight'}" in text
 
 

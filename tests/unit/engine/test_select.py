@@ -78,10 +78,10 @@ def test_the_nearest_names_are_offered() -> None:
 
 def test_a_million_names_are_matched_in_moments() -> None:
     names = [f"model/layer.{i}.weight" for i in range(200_000)]
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(select_positions(names, ["model/layer.1*", "**.weight"], "here")) == 200_000
     assert "ckptfmt show" in nearest("model/layer.x", names)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -105,7 +105,7 @@ def test_a_pattern_selects_by_the_rule(pattern: str, name: str) -> None:
 
 def test_a_hostile_pattern_takes_no_time() -> None:
     name = "a" * 3000
-    start = time.perf_counter()
+    start = time.process_time()
     assert not Matcher("*a*a*a*a*a*b")(name)
     assert not Matcher("**a**a**a**a**b")(name)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

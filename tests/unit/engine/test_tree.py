@@ -257,8 +257,8 @@ def test_one_object_in_two_places_is_no_loop() -> None:
 
 def test_100_000_small_arrays_flatten_in_about_half_a_second() -> None:
     tree = {f"layer{i}": {f"w{j}": np.zeros(4, "f4") for j in range(100)} for i in range(1000)}
-    start = time.perf_counter()
+    start = time.process_time()
     flat = flatten(tree)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert len(flat.tensors) == 100_000
     assert seconds < 5  # 0.4 s alone on the machine; the bound only catches what grows faster

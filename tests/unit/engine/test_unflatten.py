@@ -158,7 +158,7 @@ def test_a_deep_name_needs_no_stack_and_little_memory() -> None:
 
 def test_100_000_leaves_are_put_back_in_a_moment() -> None:
     names = [f"layer{i}/w{j}" for i in range(1000) for j in range(100)]
-    start = time.perf_counter()
+    start = time.process_time()
     made = unflatten(names, names, {})
-    assert time.perf_counter() - start < 2  # 0.04 s alone on the machine
+    assert time.process_time() - start < 2  # 0.04 s alone on the machine
     assert made["layer999"]["w99"] == "layer999/w99"

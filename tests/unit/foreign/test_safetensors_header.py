@@ -238,11 +238,11 @@ def test_a_hostile_header_is_refused_quickly_in_little_memory_by_its_real_cause(
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         with pytest.raises(FormatError) as caught:
             SafetensorsImporter().read(str(path))
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
