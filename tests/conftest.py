@@ -5,6 +5,13 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Iterator
+
+# Read by libraries when they are first imported, in this process and in those it starts. On tensors
+# of a few bytes a second thread does nothing but spin, on the cores that the other tests run on, and
+# sums come out alike on any number of cores. (batch_norm of 3 rows: 48 ms on 2 busy cores, not 0.1.)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import numpy as np
@@ -12,9 +19,6 @@ import pytest
 
 # Every store that the suite writes is read back by spec/reference_reader.py as well.
 pytest_plugins = ["reference_watch"]
-
-# Read by the frameworks when they are first imported, in this process and in those it starts.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 # Under `make test` a red run means that the change is wrong, not that a die fell otherwise: the
 # same examples every time. HYPOTHESIS_PROFILE=explore draws new ones, and more; what it finds is
@@ -45,17 +49,34 @@ def _mixed(test: str) -> int:
     return random.Random(f"{SEED} {test}").getrandbits(32)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Start the global generators anew for each test, whichever ran before: weights that nobody
-    seeded are the same in every run, and others under another CKPTFMT_TEST_SEED."""
-    mixed = _mixed(item.name)
+def _start_anew(mixed: int) -> None:
     random.seed(mixed)
     np.random.seed(mixed)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(mixed)
     if keras := sys.modules.get("keras"):
         keras.utils.set_random_seed(mixed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start the global generators anew for each test, whichever ran before: weights that nobody
+    seeded are the same in every run, and others under another CKPTFMT_TEST_SEED."""
+    _start_anew(_mixed(item.name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """The same for what several tests share, whichever of them comes first; and for that one after."""
+    if fixturedef.scope == "function":
+        return (yield)
+    _start_anew(_mixed(f"{fixturedef.baseid} {fixturedef.argname}"))
+    try:
+        return (yield)
+    finally:
+        _start_anew(_mixed(request._pyfuncitem.name))
 
 
 @pytest.fixture
