@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.variables import AutocastScope
 
 from ckptfmt.engine import StoredLeaf
 from ckptfmt.errors import MismatchError, UsageError
@@ -130,7 +131,7 @@ class ObjectWaiting(Waiting):
         try:
             filled = self._fill(found)
             self._fill_holders(_prefixed(made.holders, name))
-            with tf.init_scope():
+            with tf.init_scope(), AutocastScope(None):  # it may be built in a narrow layer's call
                 settle(obj)
             if self.deferred.strict:
                 self._check_complete(made, found, filled, where)
@@ -257,7 +258,9 @@ def fitting(variable: Any, value: Any, rules: Any, name: str) -> Any:
     Raises:
         MismatchError: Wrong shape or dtype, or a plain value.
     """
-    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+    # In the call of a layer in mixed precision `dtype` is what it computes in, not what is stored.
+    own = variable._dtype if isinstance(variable, keras.Variable) else variable.dtype
+    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(own)
     if not hasattr(value, "dtype") or not shape.is_compatible_with(value.shape):
         raise MismatchError(
             "a variable that came later does not fit what is stored for it",

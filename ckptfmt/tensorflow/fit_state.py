@@ -23,6 +23,7 @@ _ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
         *("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     ),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.ModelCheckpoint: (
         *("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
     ),

@@ -293,16 +293,19 @@ def all_exist(owners: set[str], peers: Peers) -> bool:
     return bool(owners & there) and not any(empty_nodes(survey(m.obj, m.name)) for m in models)
 
 
-def variables_to_build_on(optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
+def variables_to_build_on(
+    optimizer: Any, peers: Peers, stored_owners: set[str], others: set[str]
+) -> list[Any]:
     """The trainable variables that an unbuilt optimizer should be built on.
 
     Of the model that is compiled with it, else of every model that has a variable whose state is
-    stored.
+    stored; without those whose state another optimizer has.
 
     Args:
         optimizer: The optimizer.
         peers: All stateful objects in the tree.
         stored_owners: Names of variables with stored state, below `state`.
+        others: Names of variables that only other optimizers have stored state of.
     """
     chosen: dict[int, Any] = {}
     models = models_of(peers)
@@ -312,15 +315,20 @@ def variables_to_build_on(optimizer: Any, peers: Peers, stored_owners: set[str])
         found = [one.variable for one in model.found.values()]
         trainable = [v for v in found if getattr(v, "trainable", False)]
         trainable = list(getattr(model.obj, "trainable_variables", trainable))
-        compiled = not isinstance(model.obj, tf.train.Checkpoint)
-        if compiled and getattr(model.obj, "optimizer", None) is optimizer:
-            return trainable
         named = {
             identity_of(v): one.name
             for v in trainable
             if (one := model.found.get(identity_of(v))) is not None
         }
-        mine = [n for n in named.values() if stored_owners & {*in_other_company(model.name, n)}]
+        company = {ident: {*in_other_company(model.name, n)} for ident, n in named.items()}
+        foreign = {
+            i for i, names in company.items() if others & names and not stored_owners & names
+        }
+        trainable = [v for v in trainable if identity_of(v) not in foreign]
+        compiled = not isinstance(model.obj, tf.train.Checkpoint)
+        if compiled and getattr(model.obj, "optimizer", None) is optimizer:
+            return trainable
+        mine = [name for ident, name in named.items() if stored_owners & company[ident]]
         # One of several optimizers has a part of a model: what lies below all that it has state of.
         part = _common(mine) if several > 1 else ""
         if mine:

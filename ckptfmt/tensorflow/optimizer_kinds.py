@@ -40,8 +40,10 @@ class OptimizerKind(Protocol):
     def other_class(self, leaves: Mapping[str, StoredLeaf], optimizer: Any) -> str:
         """The class whose state is stored, if it is known and another than the optimizer's."""
 
-    def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
-        """The variables of the tree that it should be built on."""
+    def build_on(
+        self, optimizer: Any, peers: Peers, stored_owners: set[str], others: set[str]
+    ) -> list[Any]:
+        """The variables of the tree that it should be built on: see `variables_to_build_on`."""
 
     def built_copy(self, optimizer: Any, variables: Sequence[Any]) -> Any: ...
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None: ...
@@ -71,8 +73,10 @@ class _Keras:
     def other_class(self, leaves: Mapping[str, StoredLeaf], optimizer: Any) -> str:
         return keras_optimizer.other_class(leaves, optimizer)
 
-    def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
-        return keras_optimizer.variables_to_build_on(optimizer, peers, stored_owners)
+    def build_on(
+        self, optimizer: Any, peers: Peers, stored_owners: set[str], others: set[str]
+    ) -> list[Any]:
+        return keras_optimizer.variables_to_build_on(optimizer, peers, stored_owners, others)
 
     def built_copy(self, optimizer: Any, variables: Sequence[Any]) -> Any:
         return keras_optimizer.built_copy(optimizer, variables)
@@ -101,7 +105,9 @@ class _V1:
     def other_class(self, leaves: Mapping[str, StoredLeaf], optimizer: Any) -> str:
         return ""
 
-    def build_on(self, optimizer: Any, peers: Peers, stored_owners: set[str]) -> list[Any]:
+    def build_on(
+        self, optimizer: Any, peers: Peers, stored_owners: set[str], others: set[str]
+    ) -> list[Any]:
         return v1_optimizer.optimized_by(peers, stored_owners)
 
     def built_copy(self, optimizer: Any, variables: Sequence[Any]) -> Any:

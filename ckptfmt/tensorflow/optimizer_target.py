@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import keras
+
 from ckptfmt.engine import ORDER_OPTIMIZER, Comparison, Staged, StoredLeaf
 from ckptfmt.errors import MismatchError
 from ckptfmt.tensorflow import keras_optimizer
@@ -59,7 +61,8 @@ class OptimizerTarget:
             owners = keras_optimizer.names_of_owners(stored, self.name)
             later = bool(owners) and not keras_optimizer.all_exist(owners, self._peers)
             if owners and not later:
-                self._build_on = self._kind.build_on(shown, self._peers, owners)
+                others = keras_optimizer.names_of_owners(comparison.stored(""), "") - owners
+                self._build_on = self._kind.build_on(shown, self._peers, owners, others)
                 shown = self._kind.built_copy(shown, self._build_on)
         taken: set[str] = set()
         named = named_variables(shown, self.name, self._peers)
@@ -145,6 +148,12 @@ class OptimizerWaiting(Waiting):
         self._missing = missing
         again = partial(self.raise_again, optimizer)
         self.hooked(listen(optimizer, self._kind.builds, Listener(again, self._built)))
+        scale = values.get(absolute(name, "dynamic_scale"))
+        if scale is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            # An eager step scales its loss before the optimizer is built, and undoes it afterwards.
+            begin = partial(setattr, optimizer, "initial_scale", float(scale))
+            end = partial(setattr, optimizer, "initial_scale", optimizer.initial_scale)
+            self.hooked(listen(optimizer, "scale_loss", Listener(begin, end)))
 
     def _built(self) -> None:
         try:

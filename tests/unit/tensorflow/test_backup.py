@@ -225,6 +225,28 @@ def test_a_fit_resumes_at_the_epoch_with_what_other_callbacks_knew(tmp_path: Pat
     assert values(resumed) == values(whole)
 
 
+def test_a_fit_whose_averaged_weights_are_swapped_in_between_epochs_resumes(tmp_path: Path) -> None:
+    def make_averaged() -> Any:
+        model = make()
+        optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5)
+        model.compile(optimizer, model.loss, metrics=["accuracy"], run_eagerly=True)
+        return model
+
+    def swap() -> Any:
+        return keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+
+    whole = make_averaged()
+    history = fit(whole, "arrays", swap(), epochs=2)
+    backup = ckf.BackupAndRestore(tmp_path)
+    with pytest.raises(Interrupted):
+        fit(make_averaged(), "arrays", backup, swap(), Spy(7), epochs=2)
+    backup._manager.wait()
+    resumed = make_averaged()
+    again = fit(resumed, "arrays", ckf.BackupAndRestore(tmp_path), swap(), epochs=2)
+    assert again.history == history.history
+    assert values(resumed) == values(whole)
+
+
 def test_validation_and_a_fit_that_was_over_change_nothing(tmp_path: Path) -> None:
     whole = make()
     fit(whole, "arrays", validation_data=(X, Y))

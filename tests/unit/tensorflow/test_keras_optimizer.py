@@ -270,6 +270,23 @@ def test_frozen_layers_have_no_state_and_thawing_one_is_missing(saved: Save) -> 
     assert "missing opt/state/in/kernel/momentum" in answers.problems
 
 
+def test_two_optimizers_of_one_compiled_model_are_each_built_on_their_part(tmp_path: Path) -> None:
+    def make() -> Any:
+        keras.utils.set_random_seed(0)
+        model = make_model()
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.5))
+        return model, keras.optimizers.Adam()
+
+    (model, head), (other, fresh) = make(), make()
+    body, tail = model.trainable_variables[:-2], model.trainable_variables[-2:]
+    model.optimizer.apply([tf.ones_like(v) for v in body], body)
+    head.apply([tf.ones_like(v) for v in tail], tail)
+    ckf.save({"model": model, "optimizer": model.optimizer, "head": head}, tmp_path)
+    ckf.restore({"model": other, "optimizer": other.optimizer, "head": fresh}, tmp_path)
+    assert same(model.optimizer, other.optimizer)
+    assert same(head, fresh)
+
+
 def test_an_optimizer_can_be_undone(saved: Save) -> None:
     model, optimizer = make_model(), keras.optimizers.Adam()
     train(model, optimizer)
