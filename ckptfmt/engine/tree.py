@@ -7,7 +7,7 @@ is written. `ADAPTERS` is the table of frameworks. Spec: 03-names.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ from ckptfmt.engine.walk import (
 )
 from ckptfmt.errors import UsageError
 from ckptfmt.format import (
+    SECTIONS_NBYTES_MAX,
     VALUE_NBYTES_MAX,
     escape_key,
     factory_name,
@@ -80,6 +81,8 @@ __all__ = [
 ]
 
 LEAF_TENSOR, LEAF_VALUE, LEAF_PACKED = 0, 1, 2
+LEAF_NBYTES = 64
+"""What a leaf takes in the tables, about, beside its name."""
 FRAMEWORK = "ckptfmt.framework"
 """Attribute of a tensor in the state of an object that no adapter knows: whose tensor it was."""
 _NIL = pack_value(None)
@@ -112,17 +115,21 @@ class FlatTree:
     container_attributes: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
 
 
-def flatten(tree: object, *, rank: int = 0) -> FlatTree:
+def flatten(
+    tree: object, *, rank: int = 0, names_nbytes_max: int = SECTIONS_NBYTES_MAX
+) -> FlatTree:
     """Turn a tree into named leaves; equal trees give equal columns.
 
     Args:
         rank: Whose state `per_rank` values are.
+        names_nbytes_max: What names may take together, and about `LEAF_NBYTES` for each beside: a
+            key stands in the name of all that lies below it.
     Raises:
         UsageError: Something would not come back as it is, or the tree contains itself. `where` is
             its path.
     Spec: 03-names §3.1 to §3.4.
     """
-    flattener = _Flattener(tree, rank)
+    flattener = _Flattener(tree, rank, names_nbytes_max)
     flattener.node(tree, "", 0)
     flattener.finish()
     return flattener.flat
@@ -141,14 +148,15 @@ class _Flattener:
         "_own",
         "_peers",
         "_rank",
+        "_room",
         "_root",
         "_within",
         "flat",
     )
 
-    def __init__(self, root: object, rank: int) -> None:
+    def __init__(self, root: object, rank: int, room: int) -> None:
         self.flat = FlatTree()
-        self._root, self._rank = root, rank
+        self._root, self._rank, self._room = root, rank, room
         self._peers: dict[int, list[tuple[str, object]]] | None = None
         self._captured: dict[str, Captured] = {}
         self._by_identity: dict[object, int] = {}
@@ -275,7 +283,19 @@ class _Flattener:
 
     # -- containers
 
-    def _enter(self, obj: object, name: str, depth: int) -> None:
+    def _enter(self, obj: Sized, name: str, depth: int) -> None:
+        self._room -= len(obj) * (len(name) + LEAF_NBYTES)
+        if self._room < 0:
+            raise UsageError(
+                "the names of all leaves would take too much room",
+                reason="tree-names",
+                where=f"{name[:200]}..." if len(name) > 200 else name,
+                found=f"{len(obj):,} items below a name of {len(name):,} characters",
+                do="shorten the keys that are far up, or save one array instead of many values",
+            )
+        self._nested(obj, name, depth)
+
+    def _nested(self, obj: object, name: str, depth: int) -> None:
         if depth >= TREE_DEPTH_MAX or id(obj) in self._active:
             try:
                 too_deep()
@@ -363,7 +383,7 @@ class _Flattener:
             kind, argument = container_row(plain)
         except UsageError as error:
             refuse(error, name)
-        self._enter(obj, name, depth)
+        self._nested(obj, name, depth)
         outer, self._within = self._within, obj
         row = pack_value([entry.name, kind, argument])
         self.flat.containers.append((name, "type", row))
@@ -377,7 +397,7 @@ class _Flattener:
         self._active.discard(id(obj))
 
     def _stateful(self, obj: object, name: str, depth: int) -> None:
-        self._enter(obj, name, depth)
+        self._nested(obj, name, depth)
         if self._peers is None:
             self._peers = find_peers(self._root, rank=self._rank)
             self._capture_ahead()

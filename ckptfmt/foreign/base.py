@@ -73,6 +73,7 @@ class ForeignTensor:
             )
 
 
+_NAMES_FREE, _NAMES_EXPANSION_MAX = 8 << 20, 8
 _EMPTY_NUMEL_MAX = 1 << 58
 """Of its lengths but the zeros: with elements of 16 bytes the product stays below 2^63."""
 _FIELDS = tuple(item.name for item in fields(ForeignTensor))
@@ -153,6 +154,7 @@ def tree_of(
     file_format: str,
     *,
     metadata: Mapping[str, object] = MappingProxyType({}),
+    nbytes: int | None = None,
     skipped: Mapping[str, str] = MappingProxyType({}),
     ignored: Mapping[str, str] = MappingProxyType({}),
     opaque: Mapping[str, str] = MappingProxyType({}),
@@ -160,14 +162,20 @@ def tree_of(
     """The foreign tree of a nested one, whose tensors are all `ForeignTensor`s; they get the names
     that a save would give them.
 
+    Args:
+        nbytes: Of the file, if it is a stranger's: the names of all leaves are bounded by it. A long
+            key above a hundred thousand short ones is a small file and gigabytes of names.
     Raises:
         UnsupportedError: Something in it is of no kind that a checkpoint has; it is named.
     """
     from ckptfmt.engine import flatten
-    from ckptfmt.format import LEAF_TENSOR, split_name
+    from ckptfmt.format import LEAF_TENSOR, SECTIONS_NBYTES_MAX, split_name
 
+    room = SECTIONS_NBYTES_MAX
+    if nbytes is not None:
+        room = min(room, _NAMES_FREE + _NAMES_EXPANSION_MAX * nbytes)
     try:
-        flat = flatten(root)
+        flat = flatten(root, names_nbytes_max=room)
     except UsageError as error:
         raise UnsupportedError(
             f"the file holds what no checkpoint can: {error.what}",
@@ -182,8 +190,16 @@ def tree_of(
         if kind == LEAF_TENSOR:
             made = flat.tensors[row].keep
             assert isinstance(made, ForeignTensor)
-            foreign = "/".join(_plain(part) for part in split_name(name))
-            tensors[name] = like(made, name=name, foreign_name=foreign)
+            foreign = name
+            if "~" in name:
+                foreign = "/".join(_plain(part) for part in split_name(name))
+            if made.name or type(made) is not ForeignTensor:
+                made = like(made, name=name, foreign_name=foreign)
+            else:
+                # Nobody else has seen it: a copy for each name would be a third of the time.
+                object.__setattr__(made, "name", name)
+                object.__setattr__(made, "foreign_name", foreign)
+            tensors[name] = made
     return ForeignTree(
         file_format,
         tensors,

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ckptfmt.foreign.file_map import view
 from ckptfmt.foreign.flat import box_of_runs
 from ckptfmt.foreign.mapping import check_bools, corrupt, map_file, native, numel
 from ckptfmt.foreign.msgpack_reader import MsgpackReader, Span
-from ckptfmt.format import Dtype, dtype_named
+from ckptfmt.format import Dtype, dtype_named, escape_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +33,9 @@ _CHUNKED = "__msgpack_chunked_array__"
 _MAPS = (*range(0x81, 0x90), 0xDE, 0xDF)
 _EXTENSIONS = (*range(0xC7, 0xCA), *range(0xD4, 0xD9))
 _NDIM_MAX = 64
+_PLAIN = frozenset([str, int, float, bool, type(None)])
+_Path: TypeAlias = "tuple[Any, Any] | None"
+"""What leads to a value: the path above and the key or position there."""
 _SCALAR_NBYTES_MAX = 1 << 16
 _OLD_NAMES = {b"V2": "bfloat16"}
 """What NumPy called it before ml_dtypes did."""
@@ -56,13 +59,14 @@ class FlaxImporter(Importer):
 
     def read(self, path: str) -> ForeignTree:
         reader = _Reader(os.path.realpath(path), os.path.basename(path))
-        return tree_of(reader.carry(reader.root, ""), FORMAT, skipped=reader.skipped)
+        made = reader.carry(reader.root, None)
+        return tree_of(made, FORMAT, nbytes=reader.nbytes, skipped=reader.skipped)
 
 
 def read_msgpack(path: str, where: str) -> Any:
     """The tree of a file, of which everything is carried."""
     reader = _Reader(path, where)
-    made = reader.carry(reader.root, "")
+    made = reader.carry(reader.root, None)
     for name, reason in reader.skipped.items():
         raise corrupt(FORMAT, reason, "extension", f"{where}, {name[:200]}")
     return made
@@ -78,12 +82,14 @@ class _Reader:
     """
 
     def __init__(self, path: str, where: str) -> None:
-        self.data, nbytes = map_file(path, where, FORMAT)
+        self.data, self.nbytes = map_file(path, where, FORMAT)
         self.where, self.arrays = where, 0
         self.skipped: dict[str, str] = {}
-        reader = MsgpackReader(self.data, 0, nbytes, where=where, form=FORMAT, ext=self._extension)
+        reader = MsgpackReader(
+            self.data, 0, self.nbytes, where=where, form=FORMAT, ext=self._extension
+        )
         self.root = reader.value()
-        if reader.at != nbytes:
+        if reader.at != self.nbytes:
             raise reader.fail("something stands behind the value", "end")
 
     def _extension(self, code: int, start: int, stop: int) -> Any:
@@ -137,39 +143,41 @@ class _Reader:
             raise corrupt(FORMAT, "bytes do not fit the shape", "array", where, found)
         return _Array(self.data, tuple(shape), name, dtype, span, self.where)
 
-    def carry(self, value: Any, name: str) -> Any:
+    def carry(self, value: Any, path: _Path) -> Any:
         """What stands in the tree for a value."""
-        from ckptfmt.format import escape_key, join_name
-
         if isinstance(value, _Array):
-            return self._carry_array([value], value.shape, name)
+            return self._carry_array([value], value.shape, path)
         if isinstance(value, _Unknown):
-            self.skipped[name or "(root)"] = f"the unknown msgpack extension {value.code}"
+            self.skipped[_name(path) or "(root)"] = f"the unknown msgpack extension {value.code}"
             return None
         if isinstance(value, Span):
             return bytes(self.data[value.start : value.stop])
         if isinstance(value, list):
-            return [self.carry(v, join_name(name, str(at))) for at, v in enumerate(value)]
+            if _PLAIN.issuperset(map(type, value)):
+                return value
+            return [self.carry(v, (path, at)) for at, v in enumerate(value)]
         if not isinstance(value, dict):
             return value
         if _CHUNKED in value:
-            return self._carry_chunked(value, name)
-        return {key: self.carry(v, join_name(name, escape_key(key))) for key, v in value.items()}
+            return self._carry_chunked(value, path)
+        return {
+            key: v if type(v) in _PLAIN else self.carry(v, (path, key)) for key, v in value.items()
+        }
 
-    def _carry_array(self, parts: list[_Array], shape: tuple[int, ...], name: str) -> Any:
+    def _carry_array(self, parts: list[_Array], shape: tuple[int, ...], path: _Path) -> Any:
         dtype = parts[0].dtype
         if dtype is None:
             raise UnsupportedError(
                 "a dtype that no checkpoint has",
                 reason=f"{FORMAT}-dtype",
-                where=f"{self.where}, {name[:200]}",
+                where=f"{self.where}, {_name(path)[:200]}",
                 found=ascii(parts[0].name)[:80],
                 do="load it with Flax, and save plain arrays",
             )
         return _tensor(parts, shape, dtype)
 
-    def _carry_chunked(self, value: dict[Any, Any], name: str) -> Any:
-        where = f"{self.where}, {name[:200]}"
+    def _carry_chunked(self, value: dict[Any, Any], path: _Path) -> Any:
+        where = f"{self.where}, {_name(path)[:200]}"
         shape = _positions(value.get("shape"), where)
         chunks = _positions(value.get("chunks"), where)
         if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > _NDIM_MAX:
@@ -179,7 +187,16 @@ class _Reader:
             raise corrupt(FORMAT, "not the chunks of an array", "chunks", where)
         if sum(c.shape[0] for c in chunks) != numel(shape):
             raise corrupt(FORMAT, "chunks do not fit the shape", "chunks", where, list(shape)[:8])
-        return self._carry_array(chunks, tuple(shape), name)
+        return self._carry_array(chunks, tuple(shape), path)
+
+
+def _name(path: _Path) -> str:
+    """The name of a path: made only where something is told about what lies there."""
+    parts: list[str] = []
+    while path is not None:
+        path, key = path
+        parts.append(escape_key(key) if type(key) is not int else str(key))
+    return "/".join(reversed(parts))
 
 
 def _positions(value: Any, where: str) -> list[Any]:

@@ -37,6 +37,8 @@ _VERSIONS = (2, 3)
 _NDIM_MAX, _DEPTH_MAX = 64, 8
 _NUMEL_MAX = 1 << 62
 _ITEMS_MAX = 4 << 20
+_KEYS_MAX, _LISTS_MAX = 1 << 16, 1 << 16
+"""llama.cpp writes some dozens of keys and no list of lists."""
 _SPLIT_MAX = 4096
 
 
@@ -57,7 +59,8 @@ class GgufImporter(Importer):
                     raise corrupt(FORMAT, "a name stands twice", "duplicate", f"{path}, {name!r}")
                 tensors[name] = tensor
             skipped |= file.skipped
-        return tree_of({"metadata": first.values, "tensors": tensors}, FORMAT, skipped=skipped)
+        root = {"metadata": first.values, "tensors": tensors}
+        return tree_of(root, FORMAT, nbytes=sum(file.nbytes for file in files), skipped=skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class _File:
     values: dict[str, Any]
     tensors: dict[str, ForeignTensor]
     skipped: dict[str, str]
+    nbytes: int
 
 
 def _others(path: str, first: _File) -> Iterator[_File]:
@@ -111,7 +115,7 @@ def _read_file(path: str, where: str) -> _File:
     infos = [reader.info() for _ in range(tensors)]
     start = _data_start(reader, made)
     tensors_of, skipped = _tensors(infos, reader, start)
-    return _File(made, tensors_of, skipped)
+    return _File(made, tensors_of, skipped, nbytes)
 
 
 def _data_start(reader: _Reader, values: dict[str, Any]) -> int:
@@ -210,7 +214,7 @@ class _Reader:
         self.data, self.nbytes, self.where = data, nbytes, where
         self.at = 0
         self.order, self.swapped = "<", sys.byteorder == "big"
-        self._items = 0
+        self._items = self._lists = 0
 
     def corrupt(self, what: str, reason: str, found: object = None) -> Exception:
         return corrupt(FORMAT, what, reason, f"{self.where}, byte {self.at}", found)
@@ -257,6 +261,8 @@ class _Reader:
         # The shortest: an empty key with a byte; an empty name, no axes, type and offset.
         if tensors * 24 + values * 13 > self.nbytes:
             raise self.corrupt("more tensors or values than bytes", "limit", (tensors, values))
+        if values > _KEYS_MAX:
+            raise self.corrupt("too many keys", "limit", values)
         return tensors, values
 
     def raw_text(self) -> bytes:
@@ -306,6 +312,9 @@ class _Reader:
         kind, count = self.u32(), self.u64()
         if depth > _DEPTH_MAX:
             raise self.corrupt("nested too deep", "depth")
+        self._lists += 1
+        if self._lists > _LISTS_MAX:
+            raise self.corrupt("too many lists", "limit", self._lists)
         if kind in NUMBERS:
             size = NUMBERS[kind].itemsize
             if count * size > self.nbytes - self.at:
@@ -322,6 +331,11 @@ class _Reader:
         least = {STRING: 8, ARRAY: 12, BOOL: 1}.get(kind, 1)
         if count * least > self.nbytes - self.at or self._items > _ITEMS_MAX:
             raise self.corrupt("an array of too many items", "limit", count)
+        if kind == BOOL:
+            raw = self.take(count)
+            if count and max(raw) > 1:
+                raise self.corrupt("a bool is neither 0 nor 1", "bool", max(raw))
+            return [item == 1 for item in raw]
         return [self.value(kind, depth + 1) for _ in range(count)]
 
     def info(self) -> _Info:

@@ -12,11 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ckptfmt.foreign.mapping import corrupt
 
 DEPTH_MAX = 90
-ITEMS_FREE = 1 << 20
-"""So many whatever the length; beyond, one for every 64 bytes."""
+ITEMS_FREE, ITEM_NBYTES_MIN = 1 << 18, 8
+"""So many items whatever the length; beyond, one for every so many bytes. A list of numbers of one
+width is one item for every eight: it is taken at once."""
+_CONTAINER_ITEMS, _EXTENSION_ITEMS = 3, 6
+_NUMBERS_MIN = 16
 _FIXED: dict[int, tuple[str, int]] = {
     0xCA: (">f", 4),
     0xCB: (">d", 8),
@@ -67,7 +72,7 @@ class MsgpackReader:
     ) -> None:
         self.data, self.at, self.stop = data, at, stop
         self.where, self.form, self._ext = where, form, ext
-        self._room = ITEMS_FREE + (stop - at) // 64
+        self._room = ITEMS_FREE + (stop - at) // ITEM_NBYTES_MIN
 
     def fail(self, what: str, reason: str, found: object = None) -> Exception:
         return corrupt(self.form, what, reason, f"{self.where}, byte {self.at}", found)
@@ -129,16 +134,44 @@ class MsgpackReader:
     def _extension(self, length: int) -> Any:
         code = self.data[self.take(1)]
         start = self.take(length)
+        self._spend(_EXTENSION_ITEMS)
         return self._ext(code - 256 if code > 127 else code, start, start + length)
 
+    def _spend(self, items: int) -> None:
+        self._room -= items
+        if self._room < 0:
+            raise self.fail("too many items for the bytes of the file", "limit", items)
+
     def _enter(self, count: int, depth: int) -> None:
-        self._room -= count
         if depth > DEPTH_MAX:
             raise self.fail(f"nested deeper than {DEPTH_MAX}", "depth")
-        if count > self.stop - self.at or self._room < 0:
+        if count > self.stop - self.at:
             raise self.fail("too many items", "limit", count)
+        self._spend(_CONTAINER_ITEMS + count)
+
+    def _numbers(self, count: int) -> list[Any] | None:
+        """A list of numbers that all have one width; None if it is another."""
+        code = self.data[self.at] if self.at < self.stop else 0
+        form, width = _FIXED.get(code, ("", 0))
+        nbytes = count * (width + 1)
+        if nbytes > self.stop - self.at:
+            return None
+        codes = self.data[self.at : self.at + nbytes : width + 1]
+        if form and codes == bytes([code]) * count:
+            numbers = np.dtype([("code", "u1"), ("number", np.dtype(form))])
+            made: list[Any] = np.frombuffer(self.data, numbers, count, self.at)["number"].tolist()
+        elif not form and max(codes) < 0x80:
+            made = list(codes)
+        else:
+            return None
+        self.at += nbytes
+        self._spend(_CONTAINER_ITEMS + count // 8)
+        return made
 
     def _list(self, count: int, depth: int) -> list[Any]:
+        made = self._numbers(count) if count >= _NUMBERS_MIN else None
+        if made is not None and depth <= DEPTH_MAX:
+            return made
         self._enter(count, depth)
         return [self.value(depth + 1) for _ in range(count)]
 

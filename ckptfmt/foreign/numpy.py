@@ -76,7 +76,9 @@ def _read_npz(archive: ZipArchive) -> ForeignTree:
             root[entry.name.removesuffix(SUFFIX)] = _entry_tensor(archive, entry)
         except UnsupportedError as error:
             skipped[entry.name.removesuffix(SUFFIX)] = f"{error.what}: {error.found}"
-    return with_record(tree_of(root, FORMAT, skipped=skipped), archive.where, text)
+    return with_record(
+        tree_of(root, FORMAT, nbytes=archive.nbytes, skipped=skipped), archive.where, text
+    )
 
 
 def _record(archive: ZipArchive) -> str | None:

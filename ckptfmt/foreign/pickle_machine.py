@@ -29,10 +29,11 @@ Builder: TypeAlias = Callable[[tuple[Any, ...]], Any]
 
 PICKLE_NBYTES_MAX = 256 << 20
 LINE_NBYTES_MAX = 16 << 20
-NAME_NBYTES_MAX = 1024
+NAME_NBYTES_MAX, NAMES_MAX = 1024, 1 << 16
 STACK_MAX = 1 << 20
-CONTAINERS_FREE, CALLS_FREE = 1 << 20, 1 << 17
-"""So many whatever the length; beyond, one for every 16 and 32 bytes of the pickle."""
+CONTAINERS_FREE, CALLS_FREE = 1 << 17, 1 << 16
+"""So many whatever the length; beyond, one for every 16 and 32 bytes of the pickle. What libraries
+write takes more: a tuple of two numbers 10 to 15 bytes, a tensor 60 to 100 and its name."""
 TUPLE_KEYS_MAX = 4096
 KEY_TUPLE_MAX = 64
 
@@ -141,6 +142,8 @@ class PickleMachine:
                 self.position += 1
                 if code == STOP:
                     break
+                if len(self.stack) > STACK_MAX:
+                    self.fail("the pickle's stack is too deep", "limit", f"more than {STACK_MAX}")
                 step = table[code]
                 if step is None:
                     self.fail("an opcode that no such file has", found=f"0x{code:02x}")
@@ -200,16 +203,19 @@ class PickleMachine:
     # -- stack
 
     def push(self, obj: Any) -> None:
-        if len(self.stack) >= STACK_MAX:
-            self.fail("the pickle's stack is too deep", "limit", f"more than {STACK_MAX}")
+        # Its depth is looked at once for each opcode, none of which pushes much.
         self.stack.append(obj)
 
     def new(self, obj: Any) -> None:
         """Push a container, or anything that takes more memory than the bytes that ask for it."""
-        self.containers += 1
+        self.count(1)
+        self.stack.append(obj)
+
+    def count(self, made: int) -> None:
+        """So many more containers."""
+        self.containers += made
         if self.containers > CONTAINERS_FREE + (self.position - self._begin) // 16:
             self.fail("the pickle makes too many objects", "limit", self.containers)
-        self.push(obj)
 
     def checked(self, obj: Any) -> Any:
         if obj is MARK:
@@ -239,7 +245,12 @@ class PickleMachine:
         text = f"{module}.{name}"
         if len(text) > NAME_NBYTES_MAX or not text.isprintable():
             self.fail("a name is too long, or no text", "name", ascii(text[:80]))
-        self.push(self._globals.setdefault(text, Global(text)))
+        known = self._globals.get(text)
+        if known is None:
+            if len(self._globals) >= NAMES_MAX:
+                self.fail("the pickle refers to too many names", "limit", f"more than {NAMES_MAX}")
+            known = self._globals[text] = Global(text)
+        self.stack.append(known)
 
     def call(self, function: Any, args: Any, *, kept: bool = False) -> Any:
         self.calls += 1
@@ -311,9 +322,6 @@ class PickleMachine:
 
     def memoize(self, at: int) -> None:
         self.memo[at] = self.top()
-
-    def text(self, nbytes: int) -> str:
-        return self.take(nbytes).decode("utf-8", "surrogatepass")
 
     def old_text(self, raw: bytes) -> str | bytes:
         """A `str` of Python 2: text where it is UTF-8, else bytes."""

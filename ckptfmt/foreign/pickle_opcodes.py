@@ -6,14 +6,18 @@ buffers beside it) are not here.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     from ckptfmt.foreign.pickle_machine import PickleMachine
 
 MARK = object()
+_RUN_MAX = 1000
 STOP = 0x2E
 _Step: TypeAlias = "Callable[[PickleMachine], None]"
 TABLE: list[_Step | None] = [None] * 256
@@ -27,17 +31,68 @@ def _op(code: bytes) -> Callable[[_Step], _Step]:
     return add
 
 
+def _run(code: int, width: int) -> Callable[[PickleMachine], int]:
+    """How many more times the opcode that was just read follows on itself, with as many bytes."""
+    many = re.compile(
+        b"(?:%s.{%d}){1,%d}+" % (re.escape(bytes([code])), width, _RUN_MAX), re.DOTALL
+    )
+
+    def count(m: PickleMachine) -> int:
+        after = m.position + width
+        if after >= m._end or m.data[after] != code:
+            return 0
+        found = many.match(m.data, after, m._end)
+        return (found.end() - after) // (width + 1) if found is not None else 0
+
+    return count
+
+
 def _constant(code: bytes, value: object) -> None:
-    TABLE[code[0]] = lambda m: m.push(value)
+    more = _run(code[0], 0)
+
+    def step(m: PickleMachine) -> None:
+        count = more(m)
+        m.position += count
+        m.stack += [value] * (count + 1)
+
+    TABLE[code[0]] = step
 
 
 def _fixed(code: bytes, form: str) -> None:
-    unpack, size = struct.Struct(form).unpack, struct.calcsize(form)
-    TABLE[code[0]] = lambda m: m.push(unpack(m.take(size))[0])
+    """A number of a fixed width. Lists of them are taken a thousand at a time."""
+    packed = struct.Struct(form)
+    size, more = packed.size, _run(code[0], packed.size)
+    numbers = np.dtype([("number", np.dtype(form)), ("code", "u1")])
+
+    def step(m: PickleMachine) -> None:
+        at = m.position
+        if size > m._end - at:
+            m.ended()
+        count = more(m)
+        m.position = at + size + count * (size + 1)
+        if not count:
+            m.stack.append(packed.unpack_from(m.data, at)[0])
+            return
+        m.stack += np.frombuffer(m.data, numbers, count, at)["number"].tolist()
+        m.stack.append(packed.unpack_from(m.data, m.position - size)[0])
+
+    TABLE[code[0]] = step
 
 
-def _sized(code: bytes, width: int, make: Callable[[PickleMachine, int], Any]) -> None:
-    TABLE[code[0]] = lambda m: m.push(make(m, m.uint(width)))
+def _sized(code: bytes, width: int, make: Callable[[PickleMachine, bytes], Any]) -> None:
+    """So many bytes, after their number."""
+
+    def step(m: PickleMachine) -> None:
+        start = m.position + width
+        if start > m._end:
+            m.ended()
+        stop = start + int.from_bytes(m.data[m.position : start], "little")
+        if stop > m._end:
+            m.ended()
+        m.position = stop
+        m.stack.append(make(m, m.data[start:stop]))
+
+    TABLE[code[0]] = step
 
 
 _constant(b"N", None)
@@ -48,14 +103,14 @@ _fixed(b"K", "<B")
 _fixed(b"M", "<H")
 _fixed(b"G", ">d")
 for _code, _width in ((b"\x8c", 1), (b"X", 4), (b"\x8d", 8)):
-    _sized(_code, _width, lambda m, n: m.text(n))
+    _sized(_code, _width, lambda m, raw: raw.decode("utf-8", "surrogatepass"))
 for _code, _width in ((b"C", 1), (b"B", 4), (b"\x8e", 8)):
-    _sized(_code, _width, lambda m, n: m.take(n))
+    _sized(_code, _width, lambda m, raw: raw)
 for _code, _width in ((b"U", 1), (b"T", 4)):
-    _sized(_code, _width, lambda m, n: m.old_text(m.take(n)))
+    _sized(_code, _width, lambda m, raw: m.old_text(raw))
 for _code, _width in ((b"\x8a", 1), (b"\x8b", 4)):
-    _sized(_code, _width, lambda m, n: int.from_bytes(m.take(n), "little", signed=True))
-_sized(b"\x96", 8, lambda m, n: bytearray(m.take(n)))
+    _sized(_code, _width, lambda m, raw: int.from_bytes(raw, "little", signed=True))
+_sized(b"\x96", 8, lambda m, raw: bytearray(raw))
 
 
 def _number(line: str) -> Any:
@@ -81,21 +136,33 @@ TABLE[ord("V")] = lambda m: m.push(
 )
 TABLE[ord("(")] = lambda m: m.push(MARK)
 TABLE[ord("2")] = lambda m: m.push(m.top())
-TABLE[ord(")")] = lambda m: m.push(())
+_constant(b")", ())
 TABLE[ord("]")] = lambda m: m.new([])
 TABLE[ord("}")] = lambda m: m.new({})
 TABLE[0x8F] = lambda m: m.new(set())
 TABLE[ord("t")] = lambda m: m.new(tuple(m.pop_mark()))
 TABLE[ord("l")] = lambda m: m.new(m.pop_mark())
-TABLE[0x91] = lambda m: m.new(frozenset(m.key(k) for k in m.pop_mark()))
 TABLE[ord("q")] = lambda m: m.memoize(m.uint(1))
 TABLE[ord("r")] = lambda m: m.memoize(m.uint(4))
 TABLE[ord("p")] = lambda m: m.memoize(int(m.line()))
-TABLE[0x94] = lambda m: m.memoize(len(m.memo))
 TABLE[ord("h")] = lambda m: m.push(m.memo[m.uint(1)])
 TABLE[ord("j")] = lambda m: m.push(m.memo[m.uint(4)])
 TABLE[ord("g")] = lambda m: m.push(m.memo[int(m.line())])
 TABLE[ord("c")] = lambda m: m.push_global(m.line(), m.line())
+
+
+@_op(b"\x91")
+def _frozenset(m: PickleMachine) -> None:
+    items = m.pop_mark()
+    m.count(len(items) // 2)
+    m.new(frozenset(m.key(item) for item in items))
+
+
+@_op(b"\x94")
+def _memoize(m: PickleMachine) -> None:
+    if m.stack[-1] is MARK:
+        m.top()  # which says so
+    m.memo[len(m.memo)] = m.stack[-1]
 
 
 @_op(b"0")
@@ -183,6 +250,7 @@ def _add_all(m: PickleMachine) -> None:
     target = m.top()
     if type(target) is not set:
         m.fail("items for what is no set", found=type(target).__name__)
+    m.count(len(items) // 2)
     target.update(m.key(item) for item in items)
 
 

@@ -9,7 +9,7 @@ import argparse
 import types
 from abc import abstractmethod
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptfmt.errors import CorruptError, UnsupportedError, UsageError
@@ -24,7 +24,8 @@ _NAMESPACES: Mapping[str, Callable[..., Any]] = {
     "argparse.Namespace": argparse.Namespace,
     "types.SimpleNamespace": types.SimpleNamespace,
 }
-_NODE_COST = 32
+_SCALARS = frozenset([str, int, float, bool, type(None), bytes])
+_NODE_COST, _ITEM_COST, _CONTAINER_COST = 32, 8, 96
 
 
 class _Omit:
@@ -103,10 +104,8 @@ class TreeMaker:
     def make(self, obj: Any, name: str = "", depth: int = 0) -> Any:
         """The tree of an object; OMIT if it is not carried."""
         kind = type(obj)
-        self._budget -= _cost(obj, kind)
-        if self._budget < 0:
-            raise self.refuse("the tree is far larger than its pickle", name, "tree-size")
-        if kind in (str, int, float, bool, type(None), bytes):
+        self._spend(_cost(obj, kind), name)
+        if kind in _SCALARS:
             return obj
         if isinstance(obj, Node):
             return obj.carry(self, name)
@@ -116,30 +115,53 @@ class TreeMaker:
             return obj  # a set of scalars, a path, a time, ...
         if depth > DEPTH_MAX or id(obj) in self._active:
             raise self.refuse(f"nested deeper than {DEPTH_MAX}, or in itself", name, "tree-depth")
+        if not obj and kind in (list, tuple):
+            return kind()
         self._active.add(id(obj))
         if kind is Record:
             made = self._record(obj, name, depth)
         elif kind in _MAPPINGS:
             made = self._mapping(obj, name, depth)
         else:
-            items = [
-                self._item(item, f"{name}/{at}" if name else str(at), depth)
-                for at, item in enumerate(obj)
-            ]
+            items = self._items(obj, name, depth)
             made = tuple(items) if kind is tuple else items
             made = deque(made, obj.maxlen) if kind is deque else made
         self._active.discard(id(obj))
         return made
 
-    def _item(self, item: Any, name: str, depth: int) -> Any:
-        made = self.make(item, name, depth + 1)
-        return None if made is OMIT else made
+    def _spend(self, nbytes: int, name: str) -> None:
+        self._budget -= nbytes
+        if self._budget < 0:
+            raise self.refuse("the tree is far larger than its pickle", name, "tree-size")
+
+    def _items(self, items: Sequence[Any], name: str, depth: int) -> list[Any]:
+        kinds = set(map(type, items))
+        if len(kinds) == 1 and kinds <= _SCALARS:
+            # A million numbers are one value: they are taken as they lie.
+            self._spend(_ITEM_COST * len(items) + _text_nbytes(items, *kinds), name)
+            return list(items)
+        self._spend(len(items) * len(name), name)
+        made = []
+        for at, item in enumerate(items):
+            if type(item) in _SCALARS:
+                self._spend(_cost(item, type(item)), name)
+                made.append(item)
+                continue
+            value = self.make(item, f"{name}/{at}" if name else str(at), depth + 1)
+            made.append(None if value is OMIT else value)
+        return made
 
     def _mapping(self, obj: Any, name: str, depth: int) -> Any:
         made = type(obj)()
         if type(obj) is defaultdict:
             made.default_factory = obj.default_factory
+        self._spend(len(obj) * len(name), name)
         for key, item in obj.items():
+            if type(item) in _SCALARS and type(key) is str and key.isascii():
+                # Legal whatever it is, and there is nothing in it that had to be named.
+                self._spend(_cost(item, type(item)) + len(key), name)
+                made[key] = item
+                continue
             value = self.make(item, self.join(name, key), depth + 1)
             if value is not OMIT:
                 made[key] = value
@@ -183,7 +205,16 @@ def _cost(obj: Any, kind: type) -> int:
     if kind in (set, frozenset):
         flat = (item for e in obj for item in (e if type(e) is tuple else (e,)))
         return _NODE_COST + sum(_cost(item, type(item)) for item in flat)
-    return _NODE_COST + (obj.bit_length() // 8 if kind is int else 0)
+    if kind is int:
+        return _NODE_COST + int(obj).bit_length() // 8
+    return _NODE_COST if kind in _SCALARS else _CONTAINER_COST
+
+
+def _text_nbytes(items: Iterable[Any], kind: type) -> int:
+    """What items of one kind take beside the room for a number."""
+    if kind is int:
+        return sum(map(int.bit_length, items)) // 8
+    return sum(map(len, items)) if kind in (str, bytes) else 0
 
 
 def _is_fields(state: Any) -> bool:

@@ -25,6 +25,7 @@ HEADER_NBYTES_MAX = 100_000_000
 ENTRY_NBYTES_MAX = 4096
 NAME_NBYTES_MAX = 64 << 10
 METADATA_NBYTES_MAX = 16 << 20
+METADATA_KEYS_MAX = 1 << 17
 NDIM_MAX = 64
 INT63_MAX = (1 << 63) - 1
 REASON = "safetensors"
@@ -127,6 +128,10 @@ def _metadata(cursor: JsonCursor) -> dict[str, str]:
     first = cursor.position
     for key in cursor.keys(NAME_NBYTES_MAX, "key in __metadata__"):
         made[key] = cursor.string(METADATA_NBYTES_MAX, "a value in __metadata__")
+        if len(made) > METADATA_KEYS_MAX:
+            cursor.fail(
+                "__metadata__ has too many keys", "limit", expected=f"at most {METADATA_KEYS_MAX}"
+            )
         if cursor.position - first > METADATA_NBYTES_MAX:
             cursor.fail(
                 "__metadata__ is too long", "limit", expected=f"at most {METADATA_NBYTES_MAX} bytes"

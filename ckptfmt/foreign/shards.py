@@ -17,6 +17,8 @@ INDEX_NBYTES_MAX = 64 << 20
 NAME_NBYTES_MAX = 64 << 10
 FILE_NAME_NBYTES_MAX = 1024
 INFO_NBYTES_MAX = 64 << 10
+FILES_MAX = 1 << 14
+"""Of a folder. Each name is looked at, and its links resolved: the largest models have some hundred."""
 _LISTED_MAX = 20
 
 
@@ -113,6 +115,15 @@ def _blobs_of(root: str) -> str | None:
 
 def resolve(folder: str, files: list[str], index_name: str) -> dict[str, str]:
     """File -> path. All names are checked before any is looked for; all missing ones are named."""
+    if len(files) > FILES_MAX:
+        raise CorruptError(
+            "the index names too many files",
+            reason="foreign-shards",
+            where=index_name,
+            expected=f"at most {FILES_MAX}",
+            found=len(files),
+            do="get the index again, or write the checkpoint in fewer shards",
+        )
     paths = {file: check_inside(folder, file, where=index_name) for file in files}
     missing = [file for file, path in paths.items() if not os.path.exists(path)]
     if missing:

@@ -39,6 +39,8 @@ _DEVICES = (
     "privateuseone",
 )
 _LOGICAL_FREE = 1 << 30
+_TENSORS_FREE, _TENSOR_NBYTES_MIN = 1 << 14, 64
+"""torch writes 60 to 100 bytes about a tensor, its name, and its values."""
 
 
 class Missing(Node):
@@ -75,6 +77,7 @@ class Rebuild:
 
     def __init__(self, file_nbytes: int) -> None:
         self._room = _LOGICAL_FREE + 16 * file_nbytes
+        self._tensors = _TENSORS_FREE + file_nbytes // _TENSOR_NBYTES_MIN
 
     def builders(self) -> dict[str, Builder]:
         """Name -> builder; every name that a state of tensors and plain data needs."""
@@ -109,7 +112,9 @@ class Rebuild:
         """The tensor, if it lies in its storage and in what the file allows. `illegal` otherwise."""
         tensor.check()
         self._room -= tensor.logical_nbytes
+        self._tensors -= 1
         need(self._room >= 0, "tensors of far more bytes than the file")
+        need(self._tensors >= 0, "more tensors than a file of this size can describe")
         return tensor
 
     def tensor(self, args: tuple[Any, ...]) -> Strided:

@@ -108,6 +108,7 @@ def finish(
         {} if root is OMIT else root,
         FORMAT,
         metadata=metadata,
+        nbytes=nbytes,
         skipped=maker.skipped,
         ignored=maker.ignored,
         opaque=maker.opaque,

@@ -5,6 +5,7 @@ What lies in C order is a view of the mapped file; everything else is gathered.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from ckptfmt.errors import CorruptError
 from ckptfmt.foreign.base import ForeignTensor
 from ckptfmt.foreign.mapping import gathered, word
 from ckptfmt.foreign.pickle_builders import need
+from ckptfmt.foreign.pickle_machine import illegal
 from ckptfmt.foreign.pickle_tree import Node, TreeMaker
 from ckptfmt.foreign.pytorch.dtypes import NARROW, X2, TorchDtype
 from ckptfmt.foreign.pytorch.storages import Storage
@@ -50,21 +52,22 @@ class Strided(Node):
 
     def check(self) -> Strided:
         """Itself, if all its elements lie in its storage. `illegal` otherwise."""
-        need(
-            len(self.shape) == len(self.strides) <= NDIM_MAX,
-            f"{len(self.shape)} sizes and {len(self.strides)} strides",
-        )
-        need(all(n >= 0 for n in (self.offset, *self.shape, *self.strides)), "a negative size")
-        need(math.prod(n for n in self.shape if n) < _NUMEL_MAX, "a tensor without end")
+        # Texts are made where they are needed: they would be most of the time of a small tensor.
+        if not len(self.shape) == len(self.strides) <= NDIM_MAX:
+            raise illegal(f"{len(self.shape)} sizes and {len(self.strides)} strides")
+        need(min((self.offset, *self.shape, *self.strides)) >= 0, "a negative size")
         numel = math.prod(self.shape)
         if numel == 0:
+            need(math.prod(n for n in self.shape if n) < _NUMEL_MAX, "a tensor without end")
             return self
+        need(numel < _NUMEL_MAX, "a tensor without end")
         last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
         if self.dtype.packed > 1 and self.dtype.name != X2:
             need(self.is_contiguous and not self.offset, "a view of packed integers")
             last //= self.dtype.packed
         room = self.storage.nbytes // self.dtype.itemsize
-        need(last < room, f"element {last} of a storage of {room}: the tensor leaves its storage")
+        if last >= room:
+            raise illegal(f"element {last} of a storage of {room}: the tensor leaves its storage")
         need(not self.conj or self.dtype.stored.startswith("complex"), "a conjugate of reals")
         need(not self.neg or self.dtype.component in _SIGN, "a negative view of integers")
         need(self.shape or self.dtype.name != X2, "a 0-d tensor of two elements a byte")
@@ -99,7 +102,7 @@ class Strided(Node):
     def carry(self, maker: TreeMaker, name: str) -> ForeignTensor:
         if self.made is None:
             # Of a copy: who made it and what it reads with would hold each other, and the file mapped.
-            self.made = replace(self).tensor()
+            self.made = copy.copy(self).tensor()
         return self.made
 
     def tensor(self) -> ForeignTensor:

@@ -127,3 +127,29 @@ def test_mutated_files_give_values_or_a_typed_error(
 ) -> None:
     good = msgpack.packb({"x": array(), "c": chunked((4,), array(), array()), "v": [1, "a", 2.5]})
     assert hostile("flax", ".msgpack", mutations(good, seed, 220)) > 60
+
+
+def test_numbers_of_one_width_are_the_same_numbers_taken_at_once(tmp_path: Path) -> None:
+    lists: dict[str, list[Any]] = {
+        "small": [n % 128 for n in range(500)],
+        "mixed": [n % 300 - 40 for n in range(500)],
+        "floats": [n / 7 for n in range(500)],
+        "negative": [-n % 30 - 33 for n in range(500)],
+        "wide": [n << 40 for n in range(1, 500)],
+        "others": [None, True, "a", 1.5] * 100,
+    }
+    data = msgpack.packb({"w": array(), **lists})
+    (tmp_path / "x.msgpack").write_bytes(data)
+    found = ckptfmt.open_foreign(tmp_path / "x.msgpack").load()
+    assert repr({name: found[name] for name in lists}) == repr(lists)
+    for cut in (len(data) - 1, len(data) // 2, len(data) - 1700):
+        (tmp_path / "x.msgpack").write_bytes(data[:cut])
+        with pytest.raises(CorruptError):
+            read_foreign(tmp_path / "x.msgpack", source_format="flax")
+
+
+def test_a_long_key_above_many_short_ones_is_refused(tmp_path: Path) -> None:
+    tree = {"w": array(), "k" * 500_000: {str(n): None for n in range(20_000)}}
+    (tmp_path / "x.msgpack").write_bytes(msgpack.packb(tree))
+    with pytest.raises(UnsupportedError, match="names of all leaves would take too much room"):
+        read_foreign(tmp_path / "x.msgpack", source_format="flax")

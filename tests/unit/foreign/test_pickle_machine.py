@@ -180,7 +180,7 @@ def test_a_key_whose_hash_could_hurt_is_refused(what: str) -> None:
 
 
 def test_a_tuple_nested_deeper_than_the_c_stack_is_no_key() -> None:
-    deep = b"}" + b")" + b"\x85" * 200_000 + b"K\1s."
+    deep = b"}" + b")" + b"\x85" * 100_000 + b"K\1s."
     with pytest.raises(UnsupportedError):
         machine(deep).load()
 
@@ -202,6 +202,48 @@ def test_little_bytes_make_little_memory() -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 200 << 20
+
+
+SPARSE = {
+    "names that a pickle never resolves": b"](" + b"c%d\nb\n" * 70_000 % (*range(70_000),) + b"e.",
+    "a set": b"\x8f(" + b"J%b" * 800_000 % tuple(n.to_bytes(4, "little") for n in range(800_000)),
+    "lists": b"](" + b"]" * 1_000_000 + b"e.",
+}
+
+
+@pytest.mark.parametrize("what", SPARSE)
+def test_what_carries_nothing_is_counted_by_the_bytes_of_the_file(what: str) -> None:
+    with pytest.raises(CorruptError, match=r"too many (objects|names)"):
+        machine(SPARSE[what] + (b"\x90." if what == "a set" else b"")).load()
+
+
+def test_numbers_of_one_width_are_the_same_numbers_taken_at_once() -> None:
+    floats = [0.5 * n for n in range(600)] + [float("inf"), -0.0]
+    numbers = [*range(1300), *range(-70_000, -69_400), *range(70_000, 70_600), *floats]
+    for protocol in range(6):
+        for values in (numbers, numbers[::-1], [*floats, True, False, None, None, ()] * 2):
+            data = pickle.dumps([values, tuple(values)], protocol)
+            assert repr(machine(data).load()) == repr([values, tuple(values)])
+            for cut in (len(data) - 1, len(data) - 9, len(data) // 3):
+                with pytest.raises(CorruptError):
+                    machine(data[:cut]).load()
+
+
+def test_a_long_training_log_and_a_vocabulary_are_no_attack() -> None:
+    log = [{"step": n, "loss": n * 0.1, "pair": (n, n + 1)} for n in range(30_000)]
+    state = {
+        "log": log,
+        "order": list(range(300_000)),
+        "vocab": {f"t{n}": n for n in range(50_000)},
+    }
+    assert tree(pickle.dumps(state, 2)) == state
+
+
+def test_a_long_key_above_many_short_ones_is_refused() -> None:
+    """Of 500 kB in each of a hundred thousand names a file of 1 MB would make 50 GB."""
+    below: dict[str, Any] = {f"{n:05d}": {} for n in range(60_000)}
+    with pytest.raises(UnsupportedError, match="far larger than its pickle"):
+        tree(pickle.dumps({"k" * 500_000: below}, 2))
 
 
 def test_calls_are_counted() -> None:
