@@ -21,7 +21,7 @@ from ckptfmt.foreign.mapping import map_file
 from ckptfmt.foreign.npy import HEAD_NBYTES_MAX, MAGIC, REASON, npy_tensor, parse_npy
 from ckptfmt.foreign.tree_record import RECORD_KEY, RECORD_NBYTES_MAX, with_record
 from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
-from ckptfmt.foreign.zip_archive import ZipArchive, ZipEntry
+from ckptfmt.foreign.zip_archive import StoredEntry, ZipArchive, ZipEntry
 
 FORMAT = "numpy"
 SUFFIX = ".npy"
@@ -103,11 +103,10 @@ def _record(archive: ZipArchive) -> str | None:
 def _entry_tensor(archive: ZipArchive, entry: ZipEntry) -> ForeignTensor:
     where = f"{archive.where}, entry {ascii(entry.name)[:200]}"
     if archive.is_stored(entry):
-        start = archive.start_of(entry)
-        head = archive.data[start : start + min(entry.nbytes, HEAD_NBYTES_MAX)]
+        stored = StoredEntry(archive, entry)
+        head = archive.data[stored.start : stored.start + min(entry.nbytes, HEAD_NBYTES_MAX)]
         header = parse_npy(head, entry.nbytes, where)
-        read = partial(_view, archive.data, start)
-        return npy_tensor(header, read, where, is_mapped=True)
+        return npy_tensor(header, stored.read, where, is_mapped=True)
     head = Inflater(archive, entry).read(0, min(entry.nbytes, HEAD_NBYTES_MAX)).tobytes()
     header = parse_npy(head, entry.nbytes, where)
     if header.is_fortran and entry.nbytes > _FORTRAN_NBYTES_MAX:

@@ -286,11 +286,9 @@ class PickleMachine:
             return key
         if kind is int and -(1 << 63) <= key < 1 << 64:
             return key
-        if kind is tuple and len(key) <= KEY_TUPLE_MAX:
+        if kind is tuple:
             self._tuple_keys += 1
-            if self._tuple_keys <= TUPLE_KEYS_MAX and all(type(k) is not tuple for k in key):
-                for item in key:
-                    self.key(item)
+            if self._tuple_keys <= TUPLE_KEYS_MAX and self._is_short(key):
                 return key
         raise UnsupportedError(
             "a key that is no text, number or short tuple of them",
@@ -299,6 +297,21 @@ class PickleMachine:
             found=key.name if isinstance(key, Global | Record) else kind.__name__,
             do="load it with the framework that wrote it, and save plain data",
         )
+
+    def _is_short(self, key: tuple[Any, ...]) -> bool:
+        """Whether all that a tuple holds are so few keys; what stands in it twice counts twice, as
+        its hash does."""
+        pending, count = [key], 0
+        while pending:
+            for item in pending.pop():
+                count += 1
+                if count > KEY_TUPLE_MAX:
+                    return False
+                if type(item) is tuple:
+                    pending.append(item)
+                else:
+                    self.key(item)
+        return True
 
     def set_items(self, target: Any, items: list[Any]) -> None:
         if len(items) % 2:

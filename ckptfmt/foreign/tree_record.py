@@ -149,7 +149,7 @@ def _viewed(tensor: ForeignTensor, dtype: Any) -> ForeignTensor:
     _check(fits and known.bits == raw.bits and not known.is_variable, "a dtype")  # type: ignore[union-attr]
     assert known is not None
     kind, box = numpy_dtype(known), tensor.box
-    _check(kind.kind == "V" and kind.type.__module__ == "ml_dtypes", "a dtype of raw bytes")
+    _check(kind.type.__module__ == "ml_dtypes", "a dtype of raw bytes")
 
     def fetch() -> NDArray[Any]:
         return tensor.fetch().view(kind)

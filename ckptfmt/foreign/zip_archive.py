@@ -11,9 +11,14 @@ import mmap
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckptfmt.errors import CorruptError, UnsupportedError
-from ckptfmt.foreign.file_map import open_map
+from ckptfmt.foreign.file_map import is_locating, open_map, view
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ENTRIES_MAX = 4 << 20
 INFLATED_NBYTES_MAX = 1 << 30
@@ -26,6 +31,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _RATIO_MAX = 1032
 """Deflate makes no more than this of a byte."""
 _STORED, _DEFLATED = 0, 8
+_CHECK_NBYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,3 +240,34 @@ class ZipArchive:
 
     def is_stored(self, entry: ZipEntry) -> bool:
         return entry.method == _STORED
+
+
+class StoredEntry:
+    """The bytes of a stored entry, in place. Its CRC-32 is compared before the first are given."""
+
+    def __init__(self, archive: ZipArchive, entry: ZipEntry) -> None:
+        self._zip, self._entry = archive, entry
+        self.start = archive.start_of(entry)
+        self._is_checked = is_locating()
+
+    def read(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes [start, start + nbytes), which lie in the entry.
+
+        Raises:
+            CorruptError: The entry is not what its checksum says.
+        """
+        self.check()
+        return view(self._zip.data, self.start + start, nbytes)
+
+    def check(self) -> None:
+        """Read all of it once, if nobody has."""
+        if self._is_checked:
+            return
+        entry, crc = self._entry, 0
+        for at in range(0, entry.nbytes, _CHECK_NBYTES):
+            nbytes = min(_CHECK_NBYTES, entry.nbytes - at)
+            crc = zlib.crc32(view(self._zip.data, self.start + at, nbytes).data, crc)
+        if crc != entry.crc:
+            found = f"CRC-32 {crc:08x}, not {entry.crc:08x}"
+            raise self._zip.corrupt("an entry is damaged", "zip-crc", entry.name, found)
+        self._is_checked = True

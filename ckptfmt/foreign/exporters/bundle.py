@@ -133,12 +133,12 @@ def _object_key(name: str, paths: dict[Keys, str]) -> str:
         UnsupportedError: It can have none, or another leaf has the same.
     """
     keys = tuple(keys_of(name))
-    if not keys or "" in keys:
+    if not keys or "" in keys or keys[0].startswith("\0"):  # as the keys of slices do
         raise UnsupportedError(
             "a variable of TensorFlow must have a name",
             reason="export-name",
             where=repr(name),
-            do="put it into a dict, under a key that is not empty",
+            do="put it into a dict, under a key that is not empty and begins with no zero byte",
         )
     if paths.setdefault(keys, name) != name:
         raise UnsupportedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfmt.errors import CheckpointError, UnsupportedError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, like, tree_of
@@ -19,7 +19,10 @@ from ckptfmt.foreign.shards import check_inside
 from ckptfmt.foreign.strict_json import SMALL_NBYTES_MAX, parse_small_json
 from ckptfmt.foreign.tree_record import RECORD_KEY, with_record
 from ckptfmt.foreign.zip_archive import MAGIC as ZIP_MAGIC
-from ckptfmt.foreign.zip_archive import ZipArchive
+from ckptfmt.foreign.zip_archive import StoredEntry, ZipArchive
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FORMAT = REASON = "keras"
 CONFIG, WEIGHTS, SHARDED = "config.json", "model.weights.h5", ".weights.json"
@@ -83,16 +86,34 @@ def _read_keras(archive: ZipArchive) -> ForeignTree:
         )
     where = f"{archive.where}, {WEIGHTS}"
     data: mmap.mmap | bytes
-    if archive.is_stored(entry):
-        start = archive.start_of(entry)
-        data, span = archive.data, (start, start + entry.nbytes)
+    stored = StoredEntry(archive, entry) if archive.is_stored(entry) else None
+    if stored is not None:
+        data, span = archive.data, (stored.start, stored.start + entry.nbytes)
     else:
         data = archive.read(entry, _INFLATED_NBYTES_MAX)
         span = (0, len(data))
     root, skipped = read_hdf5(data, span, where)
     compiled = config.get("compile_config") if isinstance(config, dict) else None
     optimizer = compiled.get("optimizer") if isinstance(compiled, dict) else None
-    return _tree(_weights(root, config, optimizer), skipped)
+    weights = _weights(root, config, optimizer)
+    if stored is not None:
+        weights = {keys: _checked(tensor, stored) for keys, tensor in weights.items()}
+    return _tree(weights, skipped)
+
+
+def _checked(tensor: ForeignTensor, stored: StoredEntry) -> ForeignTensor:
+    """A tensor whose values are given once the entry that holds them was compared."""
+
+    def fetch() -> NDArray[Any]:
+        stored.check()
+        return tensor.fetch()
+
+    def read(sides: tuple[slice, ...]) -> NDArray[Any]:
+        assert tensor.box is not None
+        stored.check()
+        return tensor.box(sides)
+
+    return like(tensor, fetch=fetch, box=None if tensor.box is None else read)
 
 
 def _is_sharded(path: str) -> bool:

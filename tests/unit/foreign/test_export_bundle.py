@@ -167,6 +167,7 @@ def test_the_state_file_names_the_latest_and_those_before(tmp_path: Path) -> Non
     [
         (np.zeros(2), "must have a name"),
         ({"": np.zeros(2)}, "must have a name"),
+        ({"\0a": np.zeros(2)}, "must have a name"),
         ({"a": {1: np.zeros(2), "1": np.zeros(2)}}, "two leaves would have one name"),
         (
             {"w": np.zeros(2), "t": np.zeros(2, "M8[s]")},

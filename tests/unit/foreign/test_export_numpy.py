@@ -73,18 +73,22 @@ def test_one_array_is_an_npy(tmp_path: Path) -> None:
     assert np.load(tmp_path / "y.npy").tolist() == [1, 1]
 
 
-def test_what_numpy_has_no_dtype_for_is_raw_bytes_to_it(tmp_path: Path) -> None:
-    array = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
+@pytest.mark.parametrize(  # NumPy calls the second a float, the others void
+    "name", ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu"]
+)
+def test_what_numpy_has_no_dtype_for_is_raw_bytes_to_it(name: str, tmp_path: Path) -> None:
+    kind = getattr(ml_dtypes, name)
+    array = np.array([1, 2, 4, 8, 16, 32]).astype(kind).reshape(2, 3)
     report = exported({"t": array, "v": [1, None], "z": b"a\0"}, tmp_path / "x.npz")
-    assert report.transformed["t"] == "bfloat16 as raw bytes, as NumPy has it"
+    assert report.transformed["t"] == f"{name} as raw bytes, as NumPy has it"
     with np.load(tmp_path / "x.npz", allow_pickle=False) as found:
-        assert found["t"].view(ml_dtypes.bfloat16).tolist() == array.tolist()
+        assert found["t"].view(kind).tolist() == array.tolist()
         assert found.files == ["t"]
     again = ckptfmt.open_foreign(tmp_path / "x.npz").load()
     assert (again["t"].dtype, again["t"].tobytes()) == (array.dtype, array.tobytes())
     assert (again["v"], again["z"]) == ([1, None], b"a\0")
     for tree in ({"t": array}, [np.zeros(1), 5]):
-        with pytest.raises(UnsupportedError, match=r"no dtype bfloat16|1: a second array"):
+        with pytest.raises(UnsupportedError, match=f"no dtype {name}|1: a second array"):
             exported(tree, tmp_path / "x.npy")
 
 

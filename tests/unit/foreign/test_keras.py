@@ -123,6 +123,21 @@ def test_a_deflated_archive_is_read(unpacked: Unpacked, tmp_path: Path) -> None:
         assert found[name].read().tobytes() == want[name].read().tobytes()
 
 
+def test_damage_in_an_archives_weights_is_found_when_they_are_first_read(
+    unpacked: Unpacked, tmp_path: Path
+) -> None:
+    path = unpacked(FILES / "model.keras.xz")
+    want = ckptfmt.open_foreign(path)
+    name = next(n for n in want.foreign.tensors if want[n].nbytes > 64)
+    data = bytearray(path.read_bytes())
+    data[data.index(want[name].read().tobytes()) + 5] ^= 1
+    (tmp_path / "x.keras").write_bytes(data)
+    found = ckptfmt.open_foreign(tmp_path / "x.keras")
+    assert list(found) == list(want)
+    with pytest.raises(CorruptError, match=r"model\.weights\.h5.*CRC-32"):
+        found[name].read()
+
+
 @pytest.mark.parametrize(
     ("entries", "text"),
     [

@@ -164,6 +164,28 @@ def test_damage_in_the_middle_of_a_stream_is_found(tmp_path: Path) -> None:
         ckptfmt.convert(tmp_path / "x.npz", tmp_path / "s", durable=False)
 
 
+def test_damage_in_a_stored_array_is_found_when_it_is_first_read(tmp_path: Path) -> None:
+    """As `numpy.load` finds it, though the array is a view of the mapped file."""
+    np.savez(tmp_path / "x.npz", a=np.arange(5000), b=np.arange(3), c=np.ones(4000, bool))
+    data = bytearray((tmp_path / "x.npz").read_bytes())
+    for text in (b"\x00\x01\x00\x00\x00\x00", b"\1" * 100):
+        data[data.index(text) + 1] ^= 4 if text[0] == 0 else 1
+    (tmp_path / "x.npz").write_bytes(data)
+    found = ckptfmt.open_foreign(tmp_path / "x.npz")
+    assert found["b"].read().tolist() == [0, 1, 2]
+    with np.load(tmp_path / "x.npz") as numpys:
+        for name in ("a", "c"):
+            with pytest.raises(zipfile.BadZipFile, match="CRC"):
+                numpys[name]
+            with pytest.raises(CorruptError, match=f"an entry is damaged.*{name}.npy.*CRC-32"):
+                found[name].read()
+            with pytest.raises(CorruptError, match="CRC-32"):  # a part, too
+                found[name].read(np.s_[:2])
+    with pytest.raises(CorruptError, match="CRC-32"):
+        ckptfmt.convert(tmp_path / "x.npz", tmp_path / "s", durable=False)
+    assert not ckptfmt.Store(tmp_path / "s").names()
+
+
 def test_names_that_lead_out_are_refused(hostile: Any) -> None:
     good = npy(header(), b"\0" * 8)
     files = [archive((name, good)) for name in ("../a.npy", "/a.npy", "C:/a.npy", "a\\b.npy")]

@@ -32,6 +32,7 @@ PLAIN: list[Any] = [
     [0, 255, 256, 65536, -1, 1 << 31, 2**63, 2**2048, -(2**70)],
     [1.5, float("inf"), True, False, None, complex(1, -0.0)],
     ["", "a\nb\\é☃\U0001f600", "x" * 70000, b"", b"\0\xff", b"y" * 300, bytearray(b"z")],
+    [{((1, ("a",)), ()): 1, (b"x",) * 64: 2}],
     [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), [], {}, set(), frozenset()],
     [{1, 2}, frozenset("ab"), {(1, "a"): {b"k": None}, None: 1, 2.5: [], True: 0}],
     [collections.OrderedDict(b=1, a=2), collections.defaultdict(list, {1: [2]})],
@@ -168,7 +169,9 @@ KEYS = {
     "a name": b"}cos\nsystem\nK\1s.",
     "a call": b"}cos\nsystem\n)RK\1s.",
     "a large int": b"}" + pickle.dumps(1 << 80, 2)[2:-1] + b"K\1s.",
-    "a nested tuple": b"}))\x86K\1s.",
+    "a tuple of 65": b"}(" + b"N" * 65 + b"tK\1s.",
+    "a short pickle of an endless tuple": b"})q\0" + b"0h\0h\0\x86q\0" * 40 + b"K\1s.",
+    "a list in a tuple": b"})]\x86K\1s.",
     "a complex": b"}c__builtin__\ncomplex\nG?\xf0\0\0\0\0\0\0G?\xf0\0\0\0\0\0\0\x86RK\1s.",
 }
 
