@@ -66,8 +66,8 @@ def _number(environment: Mapping[str, str], key: str, default: int) -> int:
 def check(config: Config) -> Config:
     """The same config. UsageError if a setting is not legal."""
     wrong = {
-        "threads": config.threads < 1,
-        "staging_nbytes": config.staging_nbytes < 0,
+        "threads": type(config.threads) is not int or config.threads < 1,
+        "staging_nbytes": type(config.staging_nbytes) is not int or config.staging_nbytes < 0,
         "direct_io": config.direct_io not in ("auto", "on", "off"),
     }
     for key, is_wrong in wrong.items():
@@ -77,8 +77,8 @@ def check(config: Config) -> Config:
                 reason="config",
                 where=key,
                 expected={
-                    "threads": "1 or more",
-                    "staging_nbytes": "0 or more bytes",
+                    "threads": "an int, 1 or more",
+                    "staging_nbytes": "an int, 0 or more bytes",
                     "direct_io": "auto, on or off",
                 }[key],
                 found=repr(getattr(config, key)),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ckptfmt.cli.exit_codes import OK, PARTIAL
 from ckptfmt.cli.output import Output
 from ckptfmt.cli.table import Column, Table
 from ckptfmt.cli.text import format_nbytes
+
+if TYPE_CHECKING:
+    from ckptfmt.engine import Store
 
 DESCRIPTION = "List the checkpoints of a store by step, then name."
 EPILOG = """\
@@ -68,20 +72,23 @@ def run(args: argparse.Namespace, out: Output) -> int:
     shown = [table] if infos else []
     out.result(document, *shown)
     if not infos:
-        out.note(f"no checkpoint in {store.url}{_hint(args.store)}")
+        out.note(f"no checkpoint in {store.url}{_hint(args.store, store)}")
     return PARTIAL if out.warnings else OK
 
 
-def _hint(text: str) -> str:
-    """What there is instead of a store, if it is a file of another format."""
+def _hint(text: str, store: Store) -> str:
+    """What there is instead of checkpoints."""
     from ckptfmt.cli.sources import foreign_format
+    from ckptfmt.engine import what_is_there
     from ckptfmt.errors import UnsupportedError
 
     try:
         found = foreign_format(text)
     except UnsupportedError:
         return ""
-    return f': it is of the format {found}; see "ckptfmt show {text}"' if found else ""
+    if found:
+        return f': it is of the format {found}; see "ckptfmt show {text}"'
+    return f": found {there}" if (there := what_is_there(store.backend)) else ""
 
 
 def info_form(info: object, tags: list[str]) -> dict[str, object]:

@@ -33,11 +33,14 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     from ckptfmt.cli.page import page
     from ckptfmt.cli.story import event_file, read_story
-    from ckptfmt.cli.where import open_whole_store
+    from ckptfmt.cli.where import open_whole_store, store_is_there
+    from ckptfmt.engine import nothing_there
 
     store = open_whole_store(args, read_only=True)
     events = event_file(store, args.events)
     story = read_story(store, events)
+    if not story.commits and events is None and not store_is_there(store):
+        raise nothing_there(store.backend)
     with open(args.output, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(page(story, time.time()))
     document = {

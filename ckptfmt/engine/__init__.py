@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "ABSENT": "tree",
     "FRAMEWORK": "tree",
+    "LOST_AFTER_S": "presence",
     "ORDER_OPTIMIZER": "adapter",
     "ORDER_RNG": "adapter",
     "ORDER_TENSOR": "adapter",
@@ -31,7 +32,6 @@ _HOMES = {
     "Fill": "fill",
     "FlatTree": "tree",
     "Gone": "group",
-    "LOST_AFTER_S": "presence",
     "LiveModel": "live_layers",
     "Mailbox": "group",
     "MatchBy": "adapter",
@@ -93,6 +93,7 @@ _HOMES = {
     "nearest": "select",
     "newest_readable": "catalog",
     "not_traced": "tracing",
+    "nothing_there": "catalog",
     "parse_leaf_value": "leaves",
     "parse_where": "where",
     "peek": "catalog",
@@ -114,6 +115,7 @@ _HOMES = {
     "source_of": "restore",
     "wait_for": "group",
     "wait_until": "group",
+    "what_is_there": "catalog",
     "whole_number": "where",
     "write_part": "parts",
 }
@@ -200,6 +202,7 @@ __all__ = [
     "nearest",
     "newest_readable",
     "not_traced",
+    "nothing_there",
     "parse_leaf_value",
     "parse_where",
     "peek",
@@ -221,6 +224,7 @@ __all__ = [
     "source_of",
     "wait_for",
     "wait_until",
+    "what_is_there",
     "whole_number",
     "write_part",
 ]
@@ -266,8 +270,10 @@ if TYPE_CHECKING:
     from ckptfmt.engine.catalog import list_checkpoints as list_checkpoints
     from ckptfmt.engine.catalog import list_indexes as list_indexes
     from ckptfmt.engine.catalog import newest_readable as newest_readable
+    from ckptfmt.engine.catalog import nothing_there as nothing_there
     from ckptfmt.engine.catalog import peek as peek
     from ckptfmt.engine.catalog import read_tags as read_tags
+    from ckptfmt.engine.catalog import what_is_there as what_is_there
     from ckptfmt.engine.copy import CopyRequest as CopyRequest
     from ckptfmt.engine.copy import copy_checkpoints as copy_checkpoints
     from ckptfmt.engine.dispatch import keep_generators as keep_generators

@@ -13,7 +13,7 @@ from ckptfmt.engine.notes import check_metadata, check_metrics
 from ckptfmt.engine.plan import SaveOptions
 from ckptfmt.engine.progress import check_progress
 from ckptfmt.engine.request import SaveRequest
-from ckptfmt.engine.where import Where, parse_where, refuse_swapped, warn_of_suffix, whole_number
+from ckptfmt.engine.where import Where, check_folder, parse_where, refuse_swapped, whole_number
 from ckptfmt.errors import UsageError
 from ckptfmt.events import Progress
 from ckptfmt.format import check_checkpoint_name, step_name
@@ -73,7 +73,7 @@ def settle_call(
     if name is not None:
         check_checkpoint_name(name, chosen=True)
     final = name if name is not None else step_name(step) if step is not None else "main"
-    warn_of_suffix(path, store)
+    check_folder(path, store)
     request = SaveRequest(
         name=final,
         step=step,

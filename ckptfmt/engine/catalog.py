@@ -7,6 +7,7 @@ choice is made, and raised where it was asked for. Spec: 02-store.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -285,6 +286,8 @@ _LOOK_MAX = 200
 
 def what_is_there(backend: Backend) -> str:
     """For a message about a place without a checkpoint: stores below it, or what else it has."""
+    if os.path.isfile(backend.url):
+        return "a file"
     try:
         keys = [str(entry.key) for entry in islice(backend.list(""), _LOOK_MAX)]
     except StorageError:

@@ -109,6 +109,14 @@ def _makers(
 def check_limit(nbytes: int, max_nbytes: int | None) -> None:
     """Before any allocation: no more logical bytes than asked for, nor than this machine has."""
     limit, do = max_nbytes, "raise max_nbytes, or take part with names="
+    if isinstance(limit, bool) or not isinstance(limit, int | None):
+        raise UsageError(
+            "max_nbytes is no number of bytes",
+            reason="max-nbytes",
+            expected="an int",
+            found=f"{type(limit).__name__} {limit!r}"[:80],
+            do="for example max_nbytes=4 << 30",
+        )
     if limit is None:
         limit = _memory_nbytes()
         do = 'take part with names=, or use mode="mmap"; max_nbytes= overrides this'

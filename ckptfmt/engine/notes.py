@@ -5,9 +5,10 @@ as it is. Spec: 02-store.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from ckptfmt import __version__
 from ckptfmt.engine.catalog import list_checkpoints, list_notes, newest, read_head
@@ -16,6 +17,7 @@ from ckptfmt.format import About, pack_notes, pack_value
 from ckptfmt.storage import Backend
 from ckptfmt.types import Key
 
+T = TypeVar("T")
 OWN_METADATA = "ckptfmt."
 QUARANTINE = OWN_METADATA + "quarantine"
 """Why a checkpoint was set aside; the empty text: it was taken back."""
@@ -27,7 +29,20 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     Raises:
         UsageError: A name is no text, or a value no number.
     """
-    return {_check_key(key, "metric"): _number(key, value) for key, value in metrics.items()}
+    items = _items(metrics, "metrics")
+    return {_check_key(key, "metric"): _number(key, value) for key, value in items}
+
+
+def _items(mapping: Mapping[str, T], what: str) -> Iterable[tuple[str, T]]:
+    if not isinstance(mapping, Mapping):
+        raise UsageError(
+            f"{what}= is no dict",
+            reason="metadata",
+            expected="values by name",
+            found=type(mapping).__name__,
+            do=f'pass {what}={{"name": value}}, or leave it out',
+        )
+    return mapping.items()
 
 
 def _number(key: str, value: object) -> float:
@@ -54,7 +69,7 @@ def check_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     Raises:
         UsageError: A name is no text or the format's own, or a value would not come back as it is.
     """
-    made = {_check_key(key, "metadata"): value for key, value in metadata.items()}
+    made = {_check_key(key, "metadata"): value for key, value in _items(metadata, "metadata")}
     for key in made:
         if key.startswith(OWN_METADATA):
             raise UsageError(

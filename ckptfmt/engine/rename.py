@@ -25,6 +25,14 @@ def renamed_leaves(
     """
     if not rename:
         return list(leaves), {}
+    if not callable(rename) and not isinstance(rename, Mapping):
+        raise UsageError(
+            "rename is neither a dict nor a function",
+            reason="rename",
+            expected="stored name -> target name",
+            found=type(rename).__name__,
+            do='for example rename={"net": "model"}',
+        )
     used: set[str] = set()
     made, changed, owner = [], {}, dict[str, str]()
     for leaf in leaves:

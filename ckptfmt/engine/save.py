@@ -249,6 +249,13 @@ def choose_bases(
     """The checkpoints whose chunks may be reused: those asked for, else the latest and the one
     that has this save's name."""
     if request.bases is not None:
+        if isinstance(request.bases, str) or not isinstance(request.bases, Sequence):
+            raise UsageError(
+                "bases= is a list of checkpoints",
+                reason="bases",
+                found=repr(request.bases)[:80],
+                do="for example bases=[1000]",
+            )
         return [find(backend, found, at)[-1] for at in request.bases]
     names = dict.fromkeys([*list(latest_order(found))[:1], request.name])
     return [found[name][-1] for name in names if name in found]

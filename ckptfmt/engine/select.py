@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from ckptfmt.errors import NotFoundError
+from ckptfmt.errors import NotFoundError, UsageError
 from ckptfmt.types import Select
 
 
@@ -43,7 +43,16 @@ class Matcher:
         elif callable(select):
             self._call = select
         else:
-            self._patterns = tuple(select)
+            self._patterns = tuple(select) if isinstance(select, Iterable) else (select,)
+            for pattern in self._patterns:
+                if not isinstance(pattern, str):
+                    raise UsageError(
+                        "leaves are not selected by this",
+                        reason="select",
+                        expected="a pattern, several, or a function name -> bool",
+                        found=f"{type(pattern).__name__} {pattern!r}"[:80],
+                        do='for example "model", ["model/**", "epoch"]',
+                    )
         self._matches = [_compiled(pattern).match for pattern in self._patterns]
         self._used = [False] * len(self._matches)
         # The empty pattern is the root's name: it takes all.
@@ -93,9 +102,14 @@ def select_positions(names: Sequence[str], select: Select | None, where: str) ->
     return found
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: object, names: Iterable[str]) -> str:
     """What to do about a name that is not there: the nearest ones, or how to list them."""
     pool = list(names)
+    if not isinstance(name, str):
+        return "leaves are found by name, a str"
+    below = [found for found in pool if found.startswith(f"{name}/")]
+    if name and below:
+        return f"it holds {len(below)} leaves, take one: {below[0]!r}, or all: load(names={name!r})"
     if len(pool) <= 20_000:
         import difflib  # here: a name that is right needs no neighbours
 

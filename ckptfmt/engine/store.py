@@ -16,6 +16,7 @@ from ckptfmt.engine.catalog import (
     list_indexes,
     list_notes,
     newest,
+    nothing_there,
     pack_tag,
     read_head,
     read_notes,
@@ -162,12 +163,14 @@ class Store:
     def _find(self, at: At) -> list[Listed]:
         if at == "latest":
             info = self.latest()
+            if info is None and not self.names():
+                raise nothing_there(self.backend)
             if info is None:
                 raise NotFoundError(
                     "no checkpoint is the latest",
                     reason="latest",
                     where=self.url,
-                    do="save one first",
+                    do="name one; ckptfmt ls lists them",
                 )
             at = info.name
         return find(self.backend, list_checkpoints(self.backend), at)

@@ -132,13 +132,19 @@ class ItemTarget:
         self.name = visit.name
         self._visit, self._make = visit, make
         self._bound = False
+        if visit.parent is None:
+            raise UsageError(
+                "the target has nothing that could be filled",
+                reason="target",
+                found=f"{type(visit.obj).__name__} {visit.obj!r}"[:80],
+                do="pass a dict or list of what is to be filled, or use load()",
+            )
         if not isinstance(visit.parent, dict | list):
-            holder = "the target itself" if visit.parent is None else type(visit.parent).__name__
             raise UsageError(
                 "a plain value cannot be replaced where it stands",
                 reason="target",
                 where=repr(visit.name),
-                found=f"in {holder}",
+                found=f"in {type(visit.parent).__name__}",
                 do="hold it in a dict or a list, or use load(like=...)",
             )
 

@@ -118,8 +118,19 @@ def looks_like_a_file(url: str) -> bool:
     return url.rstrip("/").endswith(_FILE_SUFFIXES)
 
 
-def warn_of_suffix(path: Where, store: Store) -> None:
-    """A store is a folder, also where its name looks like a file's. Who made a `Store` knows."""
+def check_folder(path: Where, store: Store) -> None:
+    """A store is a folder, also where its name looks like a file's. Who made a `Store` knows.
+
+    Raises:
+        UsageError: A file is there.
+    """
+    if os.path.isfile(store.url):
+        raise UsageError(
+            "a store is a folder, and a file is there",
+            reason="where",
+            where=store.url,
+            do="choose another name, or move the file away",
+        )
     if path is not store and looks_like_a_file(store.url):
         warn(f"{store.url} becomes a folder, although its name looks like a file's")
 

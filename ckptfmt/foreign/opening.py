@@ -44,9 +44,9 @@ def open_foreign(
     Warns:
         CkptWarning: A preset could not carry something of an optimizer.
     """
-    if not rules and isinstance(path, str | os.PathLike):
-        return ForeignCheckpoint(os.fspath(path), read_foreign(path, source_format=source_format))
     source = read_source(path, source_format=source_format)
+    if not rules and source.info is None:
+        return ForeignCheckpoint(source.path, source.tree)
     mapped = map_tree(source.tree, source.columns, parse_rules(rules))
     for name, why in mapped.tree.skipped.items():
         if name not in source.tree.skipped:

@@ -24,9 +24,8 @@ def is_store(path: StrPath | Store | Checkpoint) -> bool:
 
     if isinstance(path, Store | Checkpoint):
         return True
-    if "://" in os.fspath(path):
-        return True
-    return os.path.isdir(os.path.join(parse_where(path)[0].url, "checkpoints"))
+    url = parse_where(path)[0].url
+    return "://" in url or os.path.isdir(os.path.join(url, "checkpoints"))
 
 
 def open_stored(path: StrPath | Store | Checkpoint) -> Checkpoint:

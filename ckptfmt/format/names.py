@@ -242,7 +242,9 @@ def step_name(step: int) -> str:
             reason="step",
             expected=f"an int from 0 to {STEP_MAX}",
             found=f"{type(step).__name__} {ascii(step)[:40]}",
-            do="pass int(step)",
+            do="count the steps that are finished, from 0"
+            if type(step) is int
+            else "pass int(step)",
         )
     return f"step-{step:016d}"
 

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import datetime
 import enum
+import io
 import keyword
 import types
 from collections.abc import Callable, Mapping
@@ -306,7 +307,14 @@ def explain(obj: object) -> tuple[str, str]:
             )
     if callable(obj):
         return "code cannot be saved", "leave it out, or save its name"
+    instead = "or leave it out"
+    if isinstance(obj, io.IOBase):
+        instead = "or save its name"
+    elif isinstance(obj, collections.abc.Iterator | collections.abc.MappingView):
+        instead = "or save list(x)"
+    elif hasattr(obj, "__dict__") and not isinstance(obj, types.ModuleType):
+        instead = "or save vars(x)"
     return (
         "an object of this type cannot be saved",
-        f"use ckptfmt.register_type({name}, ...), or save vars(x)",
+        f"use ckptfmt.register_type({name}, ...), {instead}",
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import current_thread, main_thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ckptfmt.engine import Store, annotate_newest
-from ckptfmt.errors import CheckpointError, StorageError
+from ckptfmt.errors import CheckpointError, StorageError, UsageError
 from ckptfmt.events import Event
 from ckptfmt.manager.alarm import Alarm, AlarmWatch
 from ckptfmt.manager.flight import Started
@@ -31,8 +31,29 @@ class Tell(Protocol):
     ) -> None: ...
 
 
+F = TypeVar("F", bound="Callable[..., object]")
+
+
+def several(functions: Iterable[F], argument: str) -> tuple[F, ...]:
+    """The functions that were given as a list.
+
+    Raises:
+        UsageError: It is no list, or something in it cannot be called.
+    """
+    made = tuple(functions) if isinstance(functions, Iterable) else (None,)
+    if not all(callable(function) for function in made):
+        raise UsageError(
+            f"{argument}= takes a list of functions",
+            reason="manager",
+            found=repr(functions)[:80],
+            do=f"for example {argument}=[{getattr(functions, '__name__', 'function')}]",
+        )
+    return made
+
+
 def teller(hooks: Sequence[Callable[[Event], None]], alarm: Alarm | None = None) -> Tell:
     """Gives an event to every hook, and an alarm that it raises; none can cost a checkpoint."""
+    hooks = several(hooks, "hooks")
     watch = AlarmWatch(alarm) if alarm is not None else None
 
     def tell(

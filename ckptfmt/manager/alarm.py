@@ -28,7 +28,8 @@ class Alarm:
 
     def __post_init__(self) -> None:
         limits = [limit for limit in (self.stall_s, self.durable_s) if limit is not None]
-        if type(self.in_a_row) is not int or self.in_a_row < 1 or not all(s > 0 for s in limits):
+        legal = all(isinstance(s, int | float) and s > 0 for s in limits)
+        if type(self.in_a_row) is not int or self.in_a_row < 1 or not legal:
             raise UsageError(
                 "this alarm makes no sense",
                 reason="alarm",

@@ -30,6 +30,8 @@ class Keep(ABC):
         """
 
     def __or__(self, other: Keep) -> Keep:
+        if not isinstance(other, Keep):
+            raise _wrong("a policy on both sides of |", repr(other))
         return _Union(self, other)
 
 
@@ -154,6 +156,13 @@ def _rules(policy: Keep | None) -> list[Keep]:
     if isinstance(policy, _Union):
         return _rules(policy.first) + _rules(policy.second)
     return [] if policy is None else [policy]
+
+
+def keep_of(value: Keep | int | None) -> Keep | None:
+    """A policy as people write it: an int is `last(n)`."""
+    if value is None or isinstance(value, Keep):
+        return value
+    return last(value)
 
 
 def last(n: int) -> Keep:

@@ -36,12 +36,12 @@ from ckptfmt.errors import CheckpointError, NotFoundError, UsageError, warn
 from ckptfmt.events import Event
 from ckptfmt.format import parse_codec, step_name
 from ckptfmt.manager.abandoned import Abandoned
-from ckptfmt.manager.aftermath import FIND_OUT_S, Aftermath, log, teller
+from ckptfmt.manager.aftermath import FIND_OUT_S, Aftermath, log, several, teller
 from ckptfmt.manager.alarm import Alarm
 from ckptfmt.manager.flight import Flight, Started
 from ckptfmt.manager.guard import LossGuard, Verdict
 from ckptfmt.manager.healing import Healing, Loaded, Validator
-from ckptfmt.manager.keep import Decision, Keep, best_of, last
+from ckptfmt.manager.keep import Decision, Keep, best_of, keep_of
 from ckptfmt.manager.mirror import Mirror, Mirroring, annotate_either, as_mirror
 from ckptfmt.manager.pace import Pace, job_of_environment
 from ckptfmt.manager.preemption import Preemption
@@ -49,7 +49,7 @@ from ckptfmt.manager.pruning import WRITER
 from ckptfmt.manager.steps import Steps, leave, settle_quietly, spare_s
 from ckptfmt.manager.together import TIMEOUT_S, together_of
 from ckptfmt.manager.watching import Watching
-from ckptfmt.manager.when import When, every
+from ckptfmt.manager.when import When, when_of
 from ckptfmt.reports import Rejected, RestoreReport
 from ckptfmt.types import At, CheckpointInfo, Group, Plain, Select, StrPath
 
@@ -119,21 +119,20 @@ class Manager:
             raise _wrong('on_error "raise" or "continue"', repr(on_error))
         for text in [codec] if isinstance(codec, str) else codec.values():
             parse_codec(text)  # refused now, not at the first save
-        self._keep = last(keep) if isinstance(keep, int) else keep
-        policy = every(steps=save_when) if isinstance(save_when, int) else save_when
-        self._pace = Pace(policy, job_of_environment(), time.monotonic())
-        self._asynchronous, self._when_busy = asynchronous, when_busy
-        self._tell, self._validate = teller(tuple(hooks), alarm or Alarm()), tuple(validate)
+        if not isinstance(preemption, Preemption | None):
+            raise _wrong('preemption=Preemption(signals=("SIGTERM",))', repr(preemption))
+        self._keep = keep_of(keep)
+        self._pace = Pace(when_of(save_when), job_of_environment(), time.monotonic())
+        self._asynchronous, self._when_busy, self._preemption = asynchronous, when_busy, preemption
+        self._tell, self._validate = teller(hooks, alarm or Alarm()), several(validate, "validate")
         self._together = together_of(self.store, group, self._tell)
         self._leads = leads = self._together is None or self._together.leads
         second = as_mirror(mirror)
         self._mirror = parse_where(second.url)[0] if second else None
         self._mirroring = Mirroring(self.store, second, self._tell) if second and leads else None
         noted = self._mirroring.noted if self._mirroring is not None else None
-        self._watching = Watching(
-            self.store, guard if leads else None, self._tell, mirror=self._mirror, noted=noted
-        )
-        self._preemption = preemption
+        watched = guard if leads else None
+        self._watching = Watching(self.store, watched, self._tell, mirror=self._mirror, noted=noted)
         asks = guard is not None or preemption is not None
         self._steps = Steps(self._pace, self._watching, preemption, self._together, asks=asks)
         self._on_error, self._options = on_error, SaveOptions(codec=codec)
@@ -311,7 +310,8 @@ class Manager:
             unless `on_error="continue"`.
             SystemExit: The job is preempted, has an exit code, and the checkpoint is durable.
         """
-        due, stopping = self.should_save(step), self._steps.stopping()
+        step = _step(step)
+        due, stopping = self._steps.is_due(step), self._steps.stopping()
         if not (due or force or stopping):
             return None
         must = force or stopping is not None

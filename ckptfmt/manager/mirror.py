@@ -21,7 +21,7 @@ from ckptfmt.engine import (
 )
 from ckptfmt.errors import CheckpointError, FormatError, NotFoundError, UsageError
 from ckptfmt.manager.aftermath import Tell, log
-from ckptfmt.manager.keep import Decision, Keep, decide, last
+from ckptfmt.manager.keep import Decision, Keep, decide, keep_of
 from ckptfmt.manager.pruning import Pruning, is_ours
 from ckptfmt.types import CheckpointInfo, StrPath
 
@@ -45,7 +45,8 @@ class Mirror:
 
     def __post_init__(self) -> None:
         rate = self.bytes_per_s
-        if rate is not None and not 0 < rate < math.inf:
+        keep_of(self.keep)  # refused here, not when the first copy is through
+        if rate is not None and not (isinstance(rate, int | float) and 0 < rate < math.inf):
             raise UsageError(
                 "no mirror can be that fast",
                 reason="mirror",
@@ -70,7 +71,7 @@ class Mirroring:
                 do="give another directory or URL, or leave mirror= out",
             )
         self._request = CopyRequest(replace=True, bytes_per_s=mirror.bytes_per_s)
-        policy = last(mirror.keep) if isinstance(mirror.keep, int) else mirror.keep
+        policy = keep_of(mirror.keep)
         self._policy = policy
         self._pruning = Pruning(self.store, policy, math.inf, self._deleted, self._unverified)
         self._done: set[tuple[str, str]] = set()

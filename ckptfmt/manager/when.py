@@ -68,10 +68,10 @@ class When(ABC):
         """Whether a save is due."""
 
     def __or__(self, other: When) -> When:
-        return _Both(self, other, all_of=False)
+        return _Both(self, _policy(other), all_of=False)
 
     def __and__(self, other: When) -> When:
-        return _Both(self, other, all_of=True)
+        return _Both(self, _policy(other), all_of=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,8 @@ def staged(stages: Mapping[int | None, int]) -> When:
     Raises:
         UsageError: A stage is empty or no number of steps.
     """
-    if not stages:
-        raise _wrong("a stage or more", "none")
+    if not isinstance(stages, Mapping) or not stages:
+        raise _wrong("a dict of a stage or more", repr(stages))
     ends = sorted(_count(end, "the end of a stage") for end in stages if end is not None)
     made: list[tuple[int | None, int]] = [(end, _count(stages[end], "steps")) for end in ends]
     if None in stages:
@@ -209,6 +209,17 @@ def young_daly(*, failures_per_day: float, max_overhead: float = 0.01, jitter: f
         _share(max_overhead, zero=False),
         _share(jitter),
     )
+
+
+def when_of(value: When | int | None) -> When | None:
+    """A policy as people write it: an int is `every(steps=n)`."""
+    return value if value is None or isinstance(value, When) else every(steps=value)
+
+
+def _policy(value: object) -> When:
+    if not isinstance(value, When):
+        raise _wrong("a policy on both sides", repr(value))
+    return value
 
 
 def _count(value: object, what: str) -> int:

@@ -72,6 +72,13 @@ def open_backend(
     """
     if isinstance(url, Backend):
         return url
+    if not isinstance(url, str | os.PathLike):
+        raise UsageError(
+            "not a path or a URL",
+            reason="url",
+            found=type(url).__name__,
+            do="pass where the store is",
+        )
     scheme = scheme_of(url)
     row = BACKENDS.get(scheme) or _entry_points().get(scheme) or BACKENDS["*"]
     target, hint = row

@@ -214,6 +214,6 @@ def _check_dtype(dtype: Any) -> None:
             "dtype= converts floating-point tensors to a floating dtype",
             reason="torch-load",
             expected="torch.bfloat16, torch.float32, ...",
-            found=str(dtype),
+            found=repr(dtype),
             do="convert other tensors after load",
         )

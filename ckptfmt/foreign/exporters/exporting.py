@@ -81,13 +81,7 @@ def export(
         ExistsError: `dst` is there.
         CorruptError: A chunk of the source is damaged, or what was written reads back otherwise.
     """
-    if if_exists not in ("error", "replace"):
-        raise UsageError(
-            "not a legal choice",
-            reason="if-exists",
-            expected="error or replace",
-            found=repr(if_exists),
-        )
+    _check_arguments(dst, if_exists, shard_nbytes)
     file_format, exporter = find_exporter(os.fspath(dst), target_format)
     replace = if_exists == "replace"
     _check_free(exporter, replace=replace)
@@ -117,6 +111,25 @@ def export(
         transformed=plan.transformed,
         nbytes=plan.nbytes,
     )
+
+
+def _check_arguments(dst: object, if_exists: str, shard_nbytes: int) -> None:
+    if if_exists not in ("error", "replace"):
+        raise UsageError(
+            "not a legal choice",
+            reason="if-exists",
+            expected="error or replace",
+            found=repr(if_exists),
+        )
+    if not isinstance(dst, str | os.PathLike):
+        raise UsageError("dst is no path", reason="dst", found=type(dst).__name__)
+    if type(shard_nbytes) is not int or shard_nbytes < 1:
+        raise UsageError(
+            "not a legal choice",
+            reason="shard-nbytes",
+            expected="a number of bytes",
+            found=repr(shard_nbytes),
+        )
 
 
 def _open(

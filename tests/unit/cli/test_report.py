@@ -194,9 +194,10 @@ def test_the_page_without_an_event_file_shows_what_the_store_has(
 
 
 def test_the_page_of_an_empty_store_says_so(tmp_path: Path, run: Run) -> None:
+    ckptfmt.save({"w": 1}, tmp_path / "none", step=1)
+    ckptfmt.Store(tmp_path / "none").delete(1)
     assert run("report", tmp_path / "none", "-o", tmp_path / "r.html").code == 0
     assert "No checkpoint" in (tmp_path / "r.html").read_text()
-    assert not (tmp_path / "none").exists()
 
 
 def test_watch_once_shows_checkpoints_and_trouble(trained: Path, run: Run) -> None:
@@ -234,3 +235,11 @@ def test_watch_in_a_pipe_gives_a_line_for_each_new_checkpoint(trained: Path) -> 
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_a_place_without_a_store_has_no_page(tmp_path: Path, run: Run) -> None:
+    made = run("report", tmp_path / "runs", "-o", tmp_path / "r.html")
+    assert made.code == 10
+    assert "there is no checkpoint" in made.err
+    assert not (tmp_path / "r.html").exists()
+    assert not (tmp_path / "runs").exists()
