@@ -100,17 +100,18 @@ def test_a_metric_gets_the_variables_that_it_makes_at_its_first_update(tmp_path:
     for one in (metric, fresh):
         one.update_state(x, x * 3)
     status.assert_consumed()
+    assert state_of([fresh]) == state_of([metric])
     assert float(fresh.result()) == float(metric.result())
+
+
+def state_of(metrics: list[Any]) -> list[bytes]:
+    return [np.asarray(value).tobytes() for metric in metrics for value in metric.variables]
 
 
 def compiled() -> Any:
     model = keras.Sequential([layers.Dense(1, activation="sigmoid")])
     model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
     return model
-
-
-def state_of(metrics: list[Any]) -> list[bytes]:
-    return [np.asarray(value).tobytes() for metric in metrics for value in metric.variables]
 
 
 TARGETS = np.array([[0], [1], [1], [0]])
