@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.cli.where import open_whole_store, store_is_there
+    from ckptfmt.cli.where import open_whole_store
 
     grace_s = parse_duration(args.grace)
     store = open_whole_store(args, read_only=args.dry_run)
@@ -65,6 +65,4 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if report.abandoned:
         lines.append(f"{format_count(len(report.abandoned), 'abandoned save')} {would}cleaned up")
     out.result(document, *lines)
-    if not store_is_there(store):
-        out.note(f"no store in {store.url}")
     return OK

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from ckptfmt.cli.exit_codes import OK, PARTIAL
 from ckptfmt.cli.output import Output
 from ckptfmt.cli.table import Column, Table
 from ckptfmt.cli.text import format_nbytes
-
-if TYPE_CHECKING:
-    from ckptfmt.engine import Store
 
 DESCRIPTION = "List the checkpoints of a store by step, then name."
 EPILOG = """\
@@ -29,13 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.cli.where import open_store
+    from ckptfmt.cli.where import check_store, open_store
 
     store, at = open_store(args)
     tags: dict[str, list[str]] = {}
     for tag, name in sorted(store.tags().items()):
         tags.setdefault(name, []).append(tag)
     infos = store.checkpoints(quarantined=args.quarantined)
+    if not infos and at is None:
+        check_store(store, args.store)
     if at is not None:
         with store.open(at) as checkpoint:
             infos = [i for i in infos if i.name == checkpoint.info.name]
@@ -72,23 +70,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
     shown = [table] if infos else []
     out.result(document, *shown)
     if not infos:
-        out.note(f"no checkpoint in {store.url}{_hint(args.store, store)}")
+        out.note(f"no checkpoint in {store.url}")
     return PARTIAL if out.warnings else OK
-
-
-def _hint(text: str, store: Store) -> str:
-    """What there is instead of checkpoints."""
-    from ckptfmt.cli.sources import foreign_format
-    from ckptfmt.engine import what_is_there
-    from ckptfmt.errors import UnsupportedError
-
-    try:
-        found = foreign_format(text)
-    except UnsupportedError:
-        return ""
-    if found:
-        return f': it is of the format {found}; see "ckptfmt show {text}"'
-    return f": found {there}" if (there := what_is_there(store.backend)) else ""
 
 
 def info_form(info: object, tags: list[str]) -> dict[str, object]:

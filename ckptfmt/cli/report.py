@@ -33,14 +33,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     from ckptfmt.cli.page import page
     from ckptfmt.cli.story import event_file, read_story
-    from ckptfmt.cli.where import open_whole_store, store_is_there
-    from ckptfmt.engine import nothing_there
+    from ckptfmt.cli.where import open_whole_store
 
-    store = open_whole_store(args, read_only=True)
+    # An event file tells of a run whose store is gone.
+    store = open_whole_store(args, read_only=True, must_exist=args.events is None)
     events = event_file(store, args.events)
     story = read_story(store, events)
-    if not story.commits and events is None and not store_is_there(store):
-        raise nothing_there(store.backend)
     with open(args.output, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(page(story, time.time()))
     document = {

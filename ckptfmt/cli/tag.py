@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    from ckptfmt.cli.where import open_store
+    from ckptfmt.cli.where import check_store, open_store
     from ckptfmt.errors import UsageError
 
     store, at = open_store(args, read_only=args.tag is None)
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if args.tag is None:
         if at is not None or args.delete:
             raise UsageError("TAG is missing", reason="arguments", do='see "ckptfmt tag --help"')
+        check_store(store, args.store)
         table = Table([Column("TAG"), Column("CHECKPOINT", shrink_to=12, middle=True, keep=True)])
         tags = store.tags()
         for tag, name in sorted(tags.items()):

@@ -46,13 +46,15 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     if not args.every > 0:
         raise UsageError("--every is not above 0", reason="arguments", found=repr(args.every))
-    store = open_whole_store(args, read_only=True)
+    # Who waits for a job to begin may be here before its store.
+    once = args.once or out.json
+    store = open_whole_store(args, read_only=True, must_exist=once)
     seen: set[str] = set()
     first = True
     try:
         while True:
             story = read_story(store, event_file(store, args.events), groups=False)
-            if out.styled and not args.once and not out.json:
+            if out.styled and not once:
                 out.stdout.write(CLEAR)
                 _frame(story, out, time.time())
             elif first:
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             seen.update(new)
             first = False
             out.stdout.flush()
-            if args.once or out.json:
+            if once:
                 return OK
             time.sleep(args.every)
     except KeyboardInterrupt:

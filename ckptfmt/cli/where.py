@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ckptfmt.engine import Store, parse_where
-from ckptfmt.errors import UsageError
+from ckptfmt.engine import Store, parse_where, what_is_there
+from ckptfmt.errors import NotFoundError, UnsupportedError, UsageError
 from ckptfmt.types import Key
 
 if TYPE_CHECKING:
@@ -27,8 +27,14 @@ def open_store(args: argparse.Namespace, *, read_only: bool = True) -> tuple[Sto
     return parse_store(args.store, args.storage_options, read_only=read_only)
 
 
-def open_whole_store(args: argparse.Namespace, *, read_only: bool) -> Store:
-    """The store, where a checkpoint must not be named."""
+def open_whole_store(
+    args: argparse.Namespace, *, read_only: bool, must_exist: bool = True
+) -> Store:
+    """The store, where a checkpoint must not be named.
+
+    Raises:
+        NotFoundError: kind `not-found-store`: there is none, and `must_exist`.
+    """
     store, at = open_store(args, read_only=read_only)
     if at is not None:
         raise UsageError(
@@ -37,11 +43,41 @@ def open_whole_store(args: argparse.Namespace, *, read_only: bool) -> Store:
             where=args.store,
             do="leave out @NAME",
         )
+    if must_exist:
+        check_store(store, args.store)
     return store
 
 
-def store_is_there(store: Store) -> bool:
-    return store.backend.stat(Key("ckptfmt.json")) is not None
+def check_store(store: Store, text: str) -> None:
+    """A mistyped path is an error: what there is not, is neither listed, cleaned nor shown.
+
+    Raises:
+        NotFoundError: kind `not-found-store`: no marker, and no checkpoint, which a reader needs alone.
+    """
+    backend = store.backend
+    if backend.stat(Key("ckptfmt.json")) is not None:
+        return
+    # A copy that left the marker behind can still be read.
+    if store.names() or any(backend.list("quarantine/")):
+        return
+    raise NotFoundError(
+        "there is no store",
+        reason="store",
+        where=store.url,
+        found=what_is_there(backend) or None,
+        do=_instead(text) or "check the path; a store is made by the first save",
+    )
+
+
+def _instead(text: str) -> str:
+    """What to do with what is there, if it is a file of another format."""
+    from ckptfmt.cli.sources import foreign_format
+
+    try:
+        found = foreign_format(text)
+    except UnsupportedError:
+        return ""
+    return f'it is of the format {found}: see "ckptfmt show {text}"' if found else ""
 
 
 def store_for_writing(

@@ -93,7 +93,6 @@ _HOMES = {
     "nearest": "select",
     "newest_readable": "catalog",
     "not_traced": "tracing",
-    "nothing_there": "catalog",
     "parse_leaf_value": "leaves",
     "parse_where": "where",
     "peek": "catalog",
@@ -202,7 +201,6 @@ __all__ = [
     "nearest",
     "newest_readable",
     "not_traced",
-    "nothing_there",
     "parse_leaf_value",
     "parse_where",
     "peek",
@@ -270,7 +268,6 @@ if TYPE_CHECKING:
     from ckptfmt.engine.catalog import list_checkpoints as list_checkpoints
     from ckptfmt.engine.catalog import list_indexes as list_indexes
     from ckptfmt.engine.catalog import newest_readable as newest_readable
-    from ckptfmt.engine.catalog import nothing_there as nothing_there
     from ckptfmt.engine.catalog import peek as peek
     from ckptfmt.engine.catalog import read_tags as read_tags
     from ckptfmt.engine.catalog import what_is_there as what_is_there

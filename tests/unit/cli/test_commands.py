@@ -85,11 +85,40 @@ def test_ls_as_json_has_numbers_and_names(run: Run, store: Path) -> None:
     assert isinstance(two["nbytes"], int)
 
 
-def test_ls_of_nothing_is_an_empty_list_and_a_note(run: Run, tmp_path: Path) -> None:
-    result = run("ls", tmp_path / "none")
+def test_ls_of_a_store_without_checkpoints_is_an_empty_list_and_a_note(
+    run: Run, tmp_path: Path
+) -> None:
+    ckptfmt.save({"x": 1}, tmp_path / "empty", step=1)
+    ckptfmt.Store(tmp_path / "empty").delete(1)
+    result = run("ls", tmp_path / "empty")
     assert (result.code, result.out) == (0, "")
     assert "no checkpoint in" in result.err
-    assert run("ls", tmp_path / "none", "--json").json["checkpoints"] == []
+    assert run("ls", tmp_path / "empty", "--json").json["checkpoints"] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["ls", "gc", "prune --keep-last 1", "report", "watch --once", "watch --json", "tag", "verify"],
+)
+def test_a_mistyped_path_is_not_found_and_nothing_is_made_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckptfmt.save({"x": 1}, tmp_path / "runs" / "a", step=1)
+    before = sorted(tmp_path.rglob("*"))
+    name, *options = command.split()
+    for path, found in (("run", "nothing"), ("runs", "stores below it: a")):
+        result = run(name, tmp_path / path, *options)
+        assert (result.code, result.out) == (10, "")
+        assert "there is no " in result.err
+        assert found in result.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_copy_without_its_marker_is_a_store(run: Run, store: Path) -> None:
+    (store / "ckptfmt.json").unlink()
+    assert run("ls", store).code == 0
+    assert run("report", store, "-o", store.parent / "page.html").code == 0
 
 
 def test_ls_leaves_a_damaged_checkpoint_out_and_says_partial(run: Run, store: Path) -> None:
@@ -351,7 +380,7 @@ def test_verify_of_nothing_is_not_ok(run: Run, tmp_path: Path) -> None:
         result = run("verify", path)
         assert (result.code, result.out) == (10, "")
         assert "there is no checkpoint" in result.err
-        assert "no store in" in run("gc", path).err
+        assert run("gc", path).code == 10
 
 
 def test_verify_names_file_range_checkpoint_and_tensor_and_says_no(run: Run, store: Path) -> None:

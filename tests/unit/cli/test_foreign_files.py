@@ -44,7 +44,7 @@ def test_a_foreign_file_is_shown_read_and_compared_in_place(
         missing = run("cat", path, leaf + "w")
         assert (missing.code, f"did you mean {leaf!r}" in missing.err) == (10, True)
         listed = run("ls", path)
-        assert listed.code == 0
+        assert listed.code == 10
         assert f'see "ckptfmt show {path}"' in listed.err
 
 

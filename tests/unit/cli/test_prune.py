@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckptfmt
 from ckptfmt import Manager, Store
 
 
@@ -47,7 +48,9 @@ def test_no_rule_or_a_wrong_one_is_a_usage_error(store: Path, run: Callable[...,
 
 
 def test_an_empty_store_is_no_error(tmp_path: Path, run: Callable[..., Any]) -> None:
-    result = run("prune", tmp_path / "none", "--keep-last", 1)
+    ckptfmt.save({"x": 1}, tmp_path / "empty", step=1)
+    Store(tmp_path / "empty").delete(1)
+    result = run("prune", tmp_path / "empty", "--keep-last", 1)
     assert (result.code, result.out) == (0, "")
     assert "no checkpoint" in result.err
 

@@ -240,6 +240,6 @@ def test_watch_in_a_pipe_gives_a_line_for_each_new_checkpoint(trained: Path) -> 
 def test_a_place_without_a_store_has_no_page(tmp_path: Path, run: Run) -> None:
     made = run("report", tmp_path / "runs", "-o", tmp_path / "r.html")
     assert made.code == 10
-    assert "there is no checkpoint" in made.err
+    assert "there is no store" in made.err
     assert not (tmp_path / "r.html").exists()
     assert not (tmp_path / "runs").exists()
