@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,3 +111,18 @@ def tree() -> dict[str, Any]:
         "pair": (1, [None, "x"]),
         "empty": {},
     }
+
+
+@pytest.fixture
+def stayed() -> Callable[[], list[threading.Thread]]:
+    """stayed() -> threads that came since the test began and do not end. The thread of a save tells
+    its outcome before it ends, so that whoever hears it may still meet the thread for a moment."""
+    before = set(threading.enumerate())
+
+    def look() -> list[threading.Thread]:
+        new = set(threading.enumerate()) - before
+        for thread in new:
+            thread.join(30)
+        return [thread for thread in new if thread.is_alive()]
+
+    return look

@@ -24,7 +24,7 @@ def _descriptors() -> int:
 
 
 @needs_proc
-def test_two_hundred_saves_leave_no_thread_and_no_descriptor(tmp_path: Path) -> None:
+def test_two_hundred_saves_leave_no_thread_and_no_descriptor(tmp_path: Path, stayed: Any) -> None:
     state = {"w": np.arange(400_000.0), "n": np.array(0)}
 
     def save(step: int) -> None:
@@ -36,18 +36,23 @@ def test_two_hundred_saves_leave_no_thread_and_no_descriptor(tmp_path: Path) -> 
 
     save(0)
     save(1)
-    before = threading.active_count(), _descriptors()
+    assert stayed() == []
+    before = _descriptors()
     for step in range(2, 200):
         save(step)
-    assert (threading.active_count(), _descriptors()) <= before
+    assert stayed() == []
+    assert _descriptors() <= before
     assert len(ckptfmt.Store(tmp_path).steps()) == 200
 
 
 @needs_proc
-def test_saves_that_fail_leave_none_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_that_fail_leave_none_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stayed: Any
+) -> None:
     state = {"w": np.arange(400_000.0)}
     ckptfmt.save_async(state, tmp_path, step=0).result(60)
-    before = threading.active_count(), _descriptors()
+    assert stayed() == []
+    before = _descriptors()
 
     def fails(*args: Any, **more: Any) -> None:
         raise ckptfmt.StorageError("disk", reason="io")
@@ -57,7 +62,8 @@ def test_saves_that_fail_leave_none_either(tmp_path: Path, monkeypatch: pytest.M
             patch.setattr(LocalWriter, "finish" if step % 2 else "write", fails)
             with pytest.raises(ckptfmt.StorageError):
                 ckptfmt.save_async({"w": state["w"] + step}, tmp_path, step=step).result(60)
-    assert (threading.active_count(), _descriptors()) <= before
+    assert stayed() == []
+    assert _descriptors() <= before
     assert ckptfmt.Store(tmp_path).steps() == [0]
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.is_file()]
 
