@@ -194,7 +194,7 @@ class Comparison(Protocol):
     def value(self, name: str, *, source: str | None = None, rule: str = "") -> bool:
         """Ask for a plain value leaf."""
 
-    def subtree(self, name: str, *, rule: str = "") -> bool:
+    def subtree(self, name: str) -> bool:
         """Ask for everything stored at and below a name, to be replaced whole."""
 
     def moved(self, name: str, to: str) -> None:

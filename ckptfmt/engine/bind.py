@@ -134,15 +134,13 @@ class Comparison:
         if empty and name not in self._taken:
             self.value(name)
 
-    def subtree(self, name: str, *, rule: str = "") -> bool:
+    def subtree(self, name: str) -> bool:
         below = list(self.stored(name))
         if not below:
             self.missing(name)
             return False
         self._taken.update(below)
         self.subtrees[name] = below
-        if rule:
-            self.matched_by[name] = rule
         return True
 
     def moved(self, name: str, to: str) -> None:

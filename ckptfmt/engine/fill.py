@@ -68,7 +68,7 @@ class _Copy:
     out: NDArray[np.uint8]
 
 
-def fill_boxes(checkpoint: Checkpoint, fills: Sequence[Fill], *, verify: bool = True) -> None:
+def fill_boxes(checkpoint: Checkpoint, fills: Sequence[Fill]) -> None:
     """Read every box into its array. The chunks that it touches are read whole and verified.
 
     Raises:
@@ -85,7 +85,7 @@ def fill_boxes(checkpoint: Checkpoint, fills: Sequence[Fill], *, verify: bool = 
                 strided += [(piece, _chunks(index, piece)) for piece in _split(part)]
             else:
                 _sort_range(index, part, begin, straight, copies)
-    reader = checkpoint._reader(verify)
+    reader = checkpoint._reader(True)
     with Reporter(False, "read", 0) as reporter:
         with Threads() as threads:
             for rows, out in straight:

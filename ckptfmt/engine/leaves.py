@@ -18,14 +18,12 @@ def parse_leaf_value(data: bytes, name: str) -> Any:
     return parse_value(data, EXTEND, where=name)
 
 
-def packed_values(
-    backend: Backend, index: Index, positions: Sequence[int], *, verify: bool = True
-) -> dict[int, Any]:
+def packed_values(backend: Backend, index: Index, positions: Sequence[int]) -> dict[int, Any]:
     """Long values, which are stored as tensors of their packed bytes: leaf position -> value."""
     tree = index.tree
     rows = {p: int(tree.leaf_rows[p]) for p in positions}
     with Reporter(False, "read", 0) as reporter:
-        arrays = read_tensors(backend, index, list(rows.values()), verify=verify, reporter=reporter)
+        arrays = read_tensors(backend, index, list(rows.values()), verify=True, reporter=reporter)
     return {
         p: parse_leaf_value(arrays[row].tobytes(), tree.leaf_names[p]) for p, row in rows.items()
     }

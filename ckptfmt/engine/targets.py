@@ -103,7 +103,8 @@ class ShardedTarget:
 
     def __init__(self, name: str, leaf: Sharded) -> None:
         self.name, self._leaf = name, leaf
-        self._targets = [ArrayTarget(name, array) for _, array in leaf.parts]
+        for _, array in leaf.parts:
+            ArrayTarget(name, array)  # refuses what cannot be filled
         self._old: list[Array] = []
 
     def compare(self, comparison: Comparison) -> None:

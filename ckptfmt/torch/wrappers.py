@@ -111,13 +111,13 @@ def clean_key(module: Any, key: str) -> str:
     return ".".join(kept)
 
 
-def clean_modules(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def clean_modules(module: Any) -> Iterator[tuple[str, Any]]:
     """(prefix without wrappers, module) for each module below, every path of a shared one.
 
     Wrappers themselves come with the prefix of what they wrap. A module that contains itself is
     walked once on each path.
     """
-    yield from _walk(module, prefix, ())
+    yield from _walk(module, "", ())
 
 
 def _walk(module: Any, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:

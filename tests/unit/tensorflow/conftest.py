@@ -73,7 +73,7 @@ class Answers:
     def value(self, name: str, *, source: str | None = None, rule: str = "") -> bool:
         raise NotImplementedError
 
-    def subtree(self, name: str, *, rule: str = "") -> bool:
+    def subtree(self, name: str) -> bool:
         raise NotImplementedError
 
     def in_parts(self, stored: str, boxes: object) -> None:
