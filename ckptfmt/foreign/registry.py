@@ -131,7 +131,15 @@ def find_importer(path: str, source_format: str | None) -> tuple[str, Importer]:
     """The importer for a path: the named one, else the one that recognises it, else the one that
     its suffix means."""
     # Not every path is a file: TensorFlow's checkpoints go by the part that their files share.
-    name = source_format or detect_format(path) or suffix_format(path)
+    name = source_format or detect_format(path)
+    if name is None and "://" in path and not os.path.lexists(path):
+        raise UnsupportedError(
+            "a file of another format is read from this machine only",
+            reason="foreign-url",
+            where=path,
+            do="copy it here, and give its path",
+        )
+    name = name or suffix_format(path)
     if name is None and not os.path.lexists(path):
         raise NotFoundError("no such file or folder", reason="file", where=path)
     if name is None:
@@ -231,7 +239,8 @@ def find_exporter(path: str, target_format: str | None) -> tuple[str, Exporter]:
             where=path,
             expected=f"one of {', '.join(EXPORTERS)}",
             found=repr(name) if name is not None else None,
-            do="name the format (--to, target_format=)",
+            do="name the format (--to, target_format=). A source that is a URL, or has checkpoints, is "
+            "a store: a file of another format is given by its path",
         )
     module, _, attribute = row.target.partition(":")
     made: Exporter = getattr(importlib.import_module(module), attribute)(path)

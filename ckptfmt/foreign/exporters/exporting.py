@@ -220,8 +220,9 @@ def _check_free(exporter: Exporter, *, replace: bool) -> None:
 
 def _check_complete(plan: ExportPlan, file_format: str, *, allow_partial: bool) -> None:
     if plan.skipped and not allow_partial:
+        count = len(plan.skipped)
         raise UnsupportedError(
-            f"{len(plan.skipped)} leaves cannot be carried",
+            f"{count} {'leaf' if count == 1 else 'leaves'} cannot be carried",
             reason="export-partial",
             where=f"{plan.tree.title} to {file_format}",
             found=listed(plan.skipped),

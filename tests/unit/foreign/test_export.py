@@ -54,6 +54,7 @@ def test_a_suffix_says_which_format_and_the_longest_one_wins(store: Path, tmp_pa
     with pytest.raises(UsageError, match="no format to export to") as caught:
         ckptfmt.export(store, tmp_path / "x.dat")
     assert all(name in str(caught.value) for name in EXPORTERS)
+    assert "a URL, or has checkpoints, is a store" in str(caught.value)
     with pytest.raises(UsageError, match="no such format"):
         ckptfmt.export(store, tmp_path / "x.pt", target_format="nonsense")
 

@@ -26,6 +26,12 @@ def test_content_decides_whatever_the_name(tmp_path: Path) -> None:
     assert detect_format(str(tmp_path)) == "safetensors"  # a file of that suffix is in it
 
 
+@pytest.mark.parametrize("url", ["file:///tmp/x.pt", "memory://x", "https://h/x.safetensors"])
+def test_a_url_is_no_file_of_another_format(url: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"from this machine only.*copy it here"):
+        read_foreign(url)
+
+
 def test_every_row_can_be_loaded() -> None:
     for name in importer_names():
         assert isinstance(get_importer(name), Importer)
