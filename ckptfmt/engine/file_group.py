@@ -195,6 +195,12 @@ class FileMailbox:
     def gone(self, ranks: Sequence[int]) -> list[Gone]:
         return self._watch.gone(ranks)
 
+    def came(self, rank: int, to: str) -> None:
+        self._member.presence.came(rank, to)
+
+    def describe(self, rank: int) -> str:
+        return self._member.presence.describe(rank)
+
     def tend(self) -> None: ...
     def close(self) -> None: ...
 

@@ -11,6 +11,7 @@ even that long. Nothing is pickled.
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,14 @@ from ckptfmt.errors import CheckpointError, ConflictError, UsageError
 from ckptfmt.format import pack_value, parse_value
 from ckptfmt.storage import Backend
 
+log = logging.getLogger("ckptfmt.engine")
+
 PAUSE_S = (0.002, 0.1)
 """Between two looks for a message: at first, and at most."""
 LOOK_S = 1.0
 """Between two looks whether who is waited for still lives."""
+TELL_S = 15.0
+"""After how long a wait for others is told: who has not come, and what is known of it."""
 _GOOD, _BAD = b"\0", b"\1"
 _ALARM = "alarm"
 
@@ -54,6 +59,12 @@ class Mailbox(Protocol):
     def gone(self, ranks: Sequence[int]) -> list[Gone]:
         """Which of them will not come any more."""
 
+    def came(self, rank: int, to: str) -> None:
+        """A rank has just spoken in a call that all ranks make."""
+
+    def describe(self, rank: int) -> str:
+        """One that has not come: which, on which machine, whether it lives, and its last call."""
+
     def close(self) -> None:
         """This rank is done: every message that it needed has arrived, or never will."""
 
@@ -75,10 +86,24 @@ class Ranks(Protocol):
 
 
 class Meeting:
-    """One save or restore of all ranks: a context manager around its rounds."""
+    """One save or restore of all ranks: a context manager around its rounds.
 
-    def __init__(self, ranks: Ranks, backend: Backend, timeout_s: float) -> None:
+    Args:
+        what: The call, for people: "the save of step 120".
+        when_late: Called once, with a sentence, when a rank has not come for `TELL_S`.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        backend: Backend,
+        timeout_s: float,
+        *,
+        what: str = "a call of all ranks",
+        when_late: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.rank, self.size, self._timeout_s = ranks.rank, ranks.size, timeout_s
+        self._what, self._when_late = what, when_late
         self._mailbox = ranks.meet(backend, timeout_s)
         self._round = 0
 
@@ -147,30 +172,50 @@ class Meeting:
         alarm = f"{at}-{_ALARM}"
         if keys:
             wait_for(
-                self._mailbox, keys, self._timeout_s, or_when=lambda: self._mailbox.has([alarm])
+                self._mailbox,
+                keys,
+                self._timeout_s,
+                or_when=lambda: self._mailbox.has([alarm]),
+                late=self._late,
             )
         found = {rank: self._mailbox.get(key) for rank, key in keys.items()}
+        for rank, message in found.items():
+            if message is not None:
+                self._mailbox.came(rank, self._what)
         there = [message for message in found.values() if message is not None]
         bad = [message for message in there if message[:1] == _BAD]
         if bad:
             return bad
         late = [rank for rank, message in found.items() if message is None]
         if late:
-            raise late_error(late, self._timeout_s)
+            raise late_error(late, self._timeout_s, self._who(late))
         return there
+
+    def _late(self, ranks: Sequence[int], waited_s: float) -> None:
+        text = f"waiting for {waited_s:.0f} s in {self._what} for {self._who(ranks)}"
+        if self.rank:
+            text += " (it hangs, or waits itself for another, which its own log names)"
+        log.warning("%s", text)
+        self._when_late(text)
+
+    def _who(self, ranks: Sequence[int]) -> str:
+        more = f"; and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+        return "; ".join(self._mailbox.describe(rank) for rank in ranks[:8]) + more
 
     def _receive(self, at: int) -> bytes:
         # Rank 0 may come as late as is allowed, and then waits as long for others: its verdict, which
         # names who is late, should be heard before it is taken for late itself.
         key = f"{at}-answer"
-        if not wait_for(self._mailbox, {0: key}, 2 * self._timeout_s + 1.0):
-            error = late_error([0], self._timeout_s)
+        limit_s = 2 * self._timeout_s + 1.0
+        if not wait_for(self._mailbox, {0: key}, limit_s, late=self._late):
+            error = late_error([0], self._timeout_s, self._who([0]))
             # Should it come after all: it need not wait for one that has given up.
             self._mailbox.put(f"{at}-{self.rank}", _BAD + pack_error(error, self.rank))
             self._mailbox.put(f"{at}-{_ALARM}", b"")
             raise error
         found = self._mailbox.get(key)
         assert found is not None
+        self._mailbox.came(0, self._what)
         return found
 
 
@@ -180,17 +225,21 @@ def wait_for(
     timeout_s: float,
     *,
     or_when: Callable[[], bool] = lambda: False,
+    late: Callable[[Sequence[int], float], None] = lambda ranks, waited_s: None,
 ) -> bool:
     """Until each rank's message is there, or `or_when` is true; False when the time is up.
 
+    Args:
+        late: Called once with those who have not come in `TELL_S`, and how long that is.
     Raises:
         ConflictError: kind `conflict-rank-gone`: one of them will not come.
     """
-    looked_s = time.monotonic()
+    began_s = looked_s = time.monotonic()
+    told = False
     gone: list[Gone] = []
 
     def is_over() -> bool:
-        nonlocal looked_s
+        nonlocal looked_s, told
         if mailbox.has([*keys.values()]) or or_when():
             return True
         now_s = time.monotonic()
@@ -200,6 +249,9 @@ def wait_for(
             lost = mailbox.gone(missing)
             # It may have said its last word between these two looks.
             gone.extend(one for one in lost if not mailbox.has([keys[one.rank]]))
+            if missing and not (gone or told) and now_s - began_s >= TELL_S:
+                told = True
+                late(missing, now_s - began_s)
         return bool(gone)
 
     in_time = wait_until(is_over, timeout_s, mailbox.tend)
@@ -223,14 +275,19 @@ def wait_until(
     return True
 
 
-def late_error(ranks: Sequence[int], timeout_s: float) -> ConflictError:
-    """Some ranks did not come in time."""
+def late_error(ranks: Sequence[int], timeout_s: float, found: str | None = None) -> ConflictError:
+    """Some ranks did not come in time.
+
+    Args:
+        found: What is known of them.
+    """
     names = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
     return ConflictError(
         "a rank of the group did not answer in time",
         reason="rank-late",
         where=f"rank{'s' if len(ranks) > 1 else ''} {names}",
         expected=f"all ranks to call within {timeout_s:g} s of each other",
+        found=found,
         do="nothing was committed or restored; look whether it lives, and whether every rank of the "
         "group calls",
     )

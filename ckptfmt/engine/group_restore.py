@@ -33,7 +33,7 @@ def restore_in_group(
         ConflictError: Ranks see different checkpoints, or some rank did not take part.
         MismatchError, CorruptError: On any rank: on all of them. Else as `restore_tree`.
     """
-    with Meeting(ranks, backend, TIMEOUT_S) as meeting:
+    with Meeting(ranks, backend, TIMEOUT_S, what="a restore") as meeting:
         opened: list[Source] = []
 
         def look() -> bytes:

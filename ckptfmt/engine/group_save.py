@@ -138,7 +138,7 @@ def prepare_in_group(
     """begin and share: what all ranks hold fits together, and each knows what it is to write."""
     assert request.ranks is not None
     save = _Save(backend, request)
-    meeting = Meeting(request.ranks, backend, request.timeout_s)
+    meeting = Meeting(request.ranks, backend, request.timeout_s, what=f"the save of {request.name}")
     try:
         with save:
             begun = parse_value(meeting.round(partial(_wish, request), save.begin))

@@ -94,6 +94,7 @@ class Presence:
         self.ended = False
         self._pid, self._count = os.getpid(), 0
         self._others: dict[int, Life] = {}
+        self._last: dict[int, tuple[float, str]] = {}
         self._beats: Repeating | None = None
         _here.append(self)
 
@@ -130,6 +131,27 @@ class Presence:
         for rank in ranks:
             if rank in self._others:
                 self._others[rank].seen_s = time.time()
+
+    def came(self, rank: int, to: str) -> None:
+        """It has just spoken in a call that all ranks make; it is the last one that is known."""
+        self._last[rank] = time.monotonic(), to
+
+    def describe(self, rank: int) -> str:
+        """One that is waited for: who it is, whether it lives, and when it last called, and what.
+
+        A rank calls nothing that the others do not call, so no message is needed for that.
+        """
+        life, last = self.life_of(rank), self._last.get(rank)
+        if life is None:
+            return f"rank {rank}, which has not been heard of yet"
+        if life.owner.is_on_this_machine:
+            alive = "its process has ended" if life.owner.has_ended() else "its process is alive"
+        else:
+            alive = f"last sign of life at {_utc(life.seen_s)}"
+        called = "it has not called yet"
+        if last is not None:
+            called = f"its last call was {last[1]}, {time.monotonic() - last[0]:.0f} s ago"
+        return f"rank {rank} ({_process(life)}): {called}; {alive}"
 
     def life_of(self, rank: int) -> Life | None:
         """The newest life of a rank, if it has spoken."""
@@ -253,8 +275,7 @@ class Watch:
                 life.told_s.clear()
                 continue
             life.told_s.setdefault(self._line or "", time.monotonic())
-            process = f"{life.owner.host or 'a machine without a name'}, process {life.owner.pid}"
-            found.append(Gone(rank, f"rank {rank} ({process})", why))
+            found.append(Gone(rank, f"rank {rank} ({_process(life)})", why))
         return found
 
 
@@ -272,6 +293,10 @@ def check_lost_after(lost_after_s: float) -> None:
             found=repr(lost_after_s),
             do="leave it out for a minute; math.inf waits for timeout_s",
         )
+
+
+def _process(life: Life) -> str:
+    return f"{life.owner.host or 'a machine without a name'}, process {life.owner.pid}"
 
 
 def _utc(time_s: float) -> str:

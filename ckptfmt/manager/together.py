@@ -57,15 +57,27 @@ class Together:
         self._beside = ranks.beside("manager")
         self.leads = ranks.rank == 0
 
-    def _round(self, mine: Callable[[], bytes], answer: Callable[[list[bytes]], bytes]) -> bytes:
+    def _round(
+        self,
+        mine: Callable[[], bytes],
+        answer: Callable[[list[bytes]], bytes],
+        what: str = "a question of the manager",
+    ) -> bytes:
+        meeting = Meeting(
+            self._beside, self._store.backend, TIMEOUT_S, what=what, when_late=self._late
+        )
         try:
-            with Meeting(self._beside, self._store.backend, TIMEOUT_S) as meeting:
+            with meeting:
                 return meeting.round(mine, answer)
         except ConflictError as error:
             if error.reason in ("rank-late", "rank-gone"):
                 reason = "a rank of the group is missing, so the job stands still"
                 self._tell("alarm", error=error, data={"alarm": "rank", "reason": reason})
             raise
+
+    def _late(self, text: str) -> None:
+        """The job stands still, and nobody has raised yet: whoever looks is to know which rank."""
+        self._tell("alarm", data={"alarm": "rank", "reason": text})
 
     def look(
         self,
@@ -90,7 +102,7 @@ class Together:
             return pack_value([due, left, verdict.rollback_to, verdict.stop, verdict.reason])
 
         due, left, rollback_to, stop, reason = parse_value(
-            self._round(lambda: pack_value([step, left_s]), answer)
+            self._round(lambda: pack_value([step, left_s]), answer, f"the end of step {step}")
         )
         return Agreed(due, left, Verdict(rollback_to=rollback_to, stop=stop, reason=reason))
 

@@ -124,7 +124,7 @@ class _Together:
 
     def __init__(self, mailbox: Mailbox, ranks: StrategyRanks, timeout_s: float) -> None:
         self.get, self.has, self.tend = mailbox.get, mailbox.has, mailbox.tend
-        self.gone = mailbox.gone
+        self.gone, self.came, self.describe = mailbox.gone, mailbox.came, mailbox.describe
         self._mailbox, self._ranks, self._timeout_s = mailbox, ranks, timeout_s
         self._points = 0
         _meetings.setdefault(ranks.strategy.extended, []).append(self)

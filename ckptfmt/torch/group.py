@@ -174,6 +174,12 @@ class StoreMailbox:
                     presence.know(rank, json.loads(board.get(_facts(rank)) or b"{}"))
         return self._watch.gone(ranks)
 
+    def came(self, rank: int, to: str) -> None:
+        self._presence.came(rank, to)
+
+    def describe(self, rank: int) -> str:
+        return self._presence.describe(rank)
+
     def tend(self) -> None: ...
     def close(self) -> None:
         """Rank 0 stays until the others have heard its last word: it may be the one that keeps the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -142,6 +143,36 @@ def test_a_rank_that_does_not_come_is_named_and_nothing_is_committed(tmp_path: P
     assert [p.parent.name for p in left(tmp_path) if p.name == "open"] == []
     end_of_processes()
     assert left(tmp_path) == []
+
+
+def test_a_rank_that_hangs_while_its_process_lives_is_told_early_with_its_last_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process lives, so it is not gone: the others would wait for the whole timeout, and not know
+    for whom."""
+    monkeypatch.setattr("ckptfmt.engine.group.LOOK_S", 0.05)
+    monkeypatch.setattr("ckptfmt.engine.group.TELL_S", 0.2)
+    caplog.set_level("WARNING", "ckptfmt.engine")
+
+    def run(rank: int) -> Any:
+        group = FileGroup(rank, 3)
+        ckptfmt.save(tree(rank, 3), tmp_path, step=119, group=group)
+        if rank == 2:
+            return None  # it hangs in its own code from here on
+        return ckptfmt.save(tree(rank, 3), tmp_path, step=120, group=group, timeout_s=2.0)
+
+    found = together(run, 3)
+    who = f"rank 2 ({socket.gethostname()}, process {os.getpid()}): its last call was the save of "
+    who += "step-0000000000000119, "
+    told = [text for text in caplog.messages if who in text]
+    assert told, caplog.messages
+    assert "s in the save of step-0000000000000120 for rank 2" in told[0]
+    assert "its process is alive" in told[0]
+    for error in found[:2]:
+        assert error.kind == "conflict-rank-late"
+        assert f"found {who}" in str(error)
+        assert "its process is alive" in str(error)
+    end_of_processes()
 
 
 def test_rank_0_that_does_not_come_is_named(tmp_path: Path) -> None:
@@ -370,6 +401,10 @@ def test_whoever_hears_the_alarm_finds_the_error_at_once() -> None:
 
         def gone(self, ranks: Sequence[int]) -> list[Any]:
             return []
+
+        def came(self, rank: int, to: str) -> None: ...
+        def describe(self, rank: int) -> str:
+            return f"rank {rank}"
 
         def close(self) -> None:
             gone.set()
