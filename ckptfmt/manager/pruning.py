@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckptfmt import __version__
 from ckptfmt.engine import Store, list_indexes, read_tags
-from ckptfmt.errors import CorruptError, NotFoundError, UsageError
+from ckptfmt.errors import CorruptError, NotFoundError, StorageError, UsageError
 from ckptfmt.events import Event
 from ckptfmt.manager.keep import Decision, Keep, decide, decide_aside, decides_aside
 from ckptfmt.types import CheckpointInfo
@@ -38,6 +39,7 @@ class Pruning:
     hurry: Callable[[], bool] = lambda: False
     saved: str = ""
     _verified_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    _unsure: list[Decision] = field(default_factory=list)
 
     def was_read(self, info: CheckpointInfo) -> None:
         """Every byte of it was read and checked just now."""
@@ -80,6 +82,7 @@ class Pruning:
 
     def carry_out(self) -> list[Decision]:
         """Verify the newest if old ones wait for that, then delete what no rule keeps."""
+        self._find_out()
         decisions = self.decide()
         if any(decision.waits for decision in decisions) and self._verify_newest():
             decisions = self.decide()
@@ -89,8 +92,22 @@ class Pruning:
                     self.store.delete(decision.name, quarantined=decision.quarantined)
                 except (NotFoundError, UsageError):
                     continue  # deleted, or tagged, by somebody else meanwhile
+                except StorageError:
+                    self._unsure.append(decision)
+                    with suppress(StorageError):
+                        self._find_out()
+                    raise
                 self.deleted(decision)
         return decisions
+
+    def _find_out(self) -> None:
+        """A deletion that the store answered by an error may have taken effect: then it is told."""
+        while self._unsure:
+            decision = self._unsure[0]
+            folder = "quarantine/" if decision.quarantined else "checkpoints/"
+            if decision.name not in list_indexes(self.store.backend, folder):
+                self.deleted(decision)
+            self._unsure.pop(0)
 
     def _verify_newest(self) -> bool:
         info = self.store.latest()

@@ -158,3 +158,30 @@ def test_a_mirror_that_is_gone_at_any_moment_is_whole_and_is_caught_up(
         if not faulty.fired:
             break
     assert k > OPERATIONS_MIN
+
+
+def test_a_deletion_that_took_effect_and_was_answered_by_an_error_is_told(crash: Any) -> None:
+    """Each checkpoint that goes is explained: the event stream is what a person has."""
+    inner = MemoryBackend("memory://")
+    with Manager(crash.store_over(inner), asynchronous=False) as manager:
+        for step in (1, 2, 3):
+            manager.save(state(step), step=step)
+    told: list[str] = []
+    faulty = FaultyBackend(
+        inner,
+        fail_at=0,
+        when="after",
+        only=lambda o: o.kind == "delete" and o.key.startswith("checkpoints/"),
+    )
+    store = crash.store_over(faulty)
+    with Manager(
+        store,
+        keep=2,
+        hooks=[lambda e: told.append(str(e.checkpoint)) if e.kind == "delete" else None],
+    ) as manager:
+        with pytest.raises(ckptfmt.StorageError):
+            manager.prune()
+        assert store.steps() == [2, 3]
+        assert told == ["step-0000000000000001"]
+        manager.prune()
+    assert told == ["step-0000000000000001"]
