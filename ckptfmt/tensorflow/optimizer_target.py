@@ -26,6 +26,8 @@ from ckptfmt.tensorflow.optimizer_kinds import kind_of
 from ckptfmt.tensorflow.survey import name_of
 from ckptfmt.tensorflow.tensors import is_optimizer, raw_variable
 
+_SCALE = "dynamic_scale"
+
 
 class OptimizerTarget:
     """A Keras optimizer, or one of tf.compat.v1.train.
@@ -76,9 +78,18 @@ class OptimizerTarget:
             taken.add(found)
         self._known = set(named)
         self._wanted = comparison.wanted
-        self._pending = [name for name in stored if name not in taken] if later else []
+        waits = set(stored) if later else self._scale_to_come()
+        self._pending = [name for name in stored if name in waits and name not in taken]
         for name in self._pending:
             comparison.pending(name, source=stored[name].name)
+
+    def _scale_to_come(self) -> set[str]:
+        """What a LossScaleOptimizer makes when it is built, whatever the one inside is built on: all
+        that it is known by if that one has no slots."""
+        optimizer = self._optimizer
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.built:
+            return set()
+        return {absolute(self.name, name) for name in (_SCALE, "step_counter")}
 
     def _is_of_another_class(self, comparison: Comparison) -> bool:
         """Say so if what is stored is the state of a class that has nothing to do with this one: a
@@ -148,7 +159,7 @@ class OptimizerWaiting(Waiting):
         self._missing = missing
         again = partial(self.raise_again, optimizer)
         self.hooked(listen(optimizer, self._kind.builds, Listener(again, self._built)))
-        scale = values.get(absolute(name, "dynamic_scale"))
+        scale = values.get(absolute(name, _SCALE))
         if scale is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             # An eager step scales its loss before the optimizer is built, and undoes it afterwards.
             begin = partial(setattr, optimizer, "initial_scale", float(scale))

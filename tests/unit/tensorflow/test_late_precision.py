@@ -51,9 +51,9 @@ def test_what_is_built_in_the_call_of_a_narrow_layer_gets_what_was_stored(
         assert np.asarray(late).tobytes() == np.asarray(own).tobytes()
 
 
-def stepper(scale: float) -> Any:
-    model = keras.Sequential([layers.Dense(2)])
-    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+def stepper(scale: float, *inputs: Any, every: int | None = 3) -> Any:
+    model = keras.Sequential([*inputs, layers.Dense(2)])
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=every)
     optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale)
     model.compile(optimizer, "mse", run_eagerly=True)
     return model
@@ -88,3 +88,17 @@ def test_a_status_that_is_closed_leaves_the_scale_of_the_loss_as_it_was(tmp_path
     ckf.save({"model": first, "optimizer": first.optimizer}, tmp_path)
     ckf.restore({"model": fresh, "optimizer": fresh.optimizer}, tmp_path).close()
     assert float(fresh.optimizer.scale_loss(1.0)) == 64.0
+
+
+def test_a_scale_without_slots_waits_for_the_first_step(tmp_path: Path) -> None:
+    first, fresh = (stepper(one, keras.Input((3,)), every=None) for one in (8.0, 64.0))
+    first.train_on_batch(X, Y)
+    ckf.save({"model": first, "optimizer": first.optimizer}, tmp_path)
+    status = ckf.restore({"model": fresh, "optimizer": fresh.optimizer}, tmp_path)
+    assert list(status.pending) == ["optimizer/step_counter", "optimizer/dynamic_scale"]
+    for model in (first, fresh):
+        model.train_on_batch(X, Y)
+    status.assert_consumed()
+    assert values(fresh) == values(first)
+    assert float(fresh.optimizer.dynamic_scale) == 8.0
+    assert int(fresh.optimizer.step_counter) == 2
