@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     from ckptfmt.cli.where import check_store, open_store
+    from ckptfmt.engine import read_tags
     from ckptfmt.errors import UsageError
 
     store, at = open_store(args, read_only=args.tag is None)
@@ -40,6 +41,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for tag, name in sorted(tags.items()):
             table.add(tag, name)
         out.result({**document, "tags": tags}, *([table] if tags else []))
+        for tag in sorted(read_tags(store.backend).keys() - tags.keys()):
+            out.note(
+                f"{escape(tag)} does not hold: ckptfmt show {escape(store.url)}@{tag} says why"
+            )
         return OK
     if args.delete:
         if at is not None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -249,8 +250,8 @@ def find(backend: Backend, found: Mapping[str, Sequence[Listed]], at: At | None)
         if tag is not None:
             return [_tagged(backend, found, tag)]
     cure = 'choose one of these, or list them with "ckptfmt ls"'
-    if name in list_indexes(backend, "quarantine/"):
-        cure = f"it is set aside; to take it back: Store(...).readmit({name!r})"
+    if name is not None and (aside := _aside(backend, name)):
+        cure = aside
     elif not found:
         cure = "check the path, or save one first"
     raise NotFoundError(
@@ -313,9 +314,9 @@ def _tagged(backend: Backend, found: Mapping[str, Sequence[Listed]], tag: Tag) -
             continue
         if about.tree_digest.hex() == tag.digest:
             return listed
-    cure = "tag another checkpoint, or untag it"
-    if tag.name in list_indexes(backend, "quarantine/"):
-        cure = f"it is set aside: take it back by Store(...).readmit({tag.name!r}), or {cure}"
+    cure, aside = "tag another checkpoint, or untag it", _aside(backend, tag.name)
+    if aside:
+        cure = f"{aside}; or {cure}"
     raise NotFoundError(
         "what this tag named is gone",
         reason="tag",
@@ -324,6 +325,21 @@ def _tagged(backend: Backend, found: Mapping[str, Sequence[Listed]], tag: Tag) -
         found=names_text(found) or "no checkpoint",
         do=cure,
     )
+
+
+def _aside(backend: Backend, name: str) -> str:
+    """Why a checkpoint is set aside, and how to get it back; "" if it is not."""
+    from ckptfmt.engine.notes import QUARANTINE  # which needs this module
+
+    found = list_indexes(backend, "quarantine/").get(name)
+    if not found:
+        return ""
+    why = ""
+    with suppress(NotFoundError, FormatError):
+        txn = read_head(backend, found[-1].key, found[-1].nbytes).about.txn.hex()
+        for note in read_notes(backend, list_notes(backend).get(txn, [])):
+            why = f" ({note.metadata[QUARANTINE]})" if QUARANTINE in note.metadata else why
+    return f"it is set aside{why}; to take it back: Store(...).readmit({name!r})"
 
 
 # -- tags ---------------------------------------------------------------------------------------

@@ -578,3 +578,28 @@ def test_convert_of_an_unknown_file_or_format_is_told(run: Run, tmp_path: Path) 
     assert run("convert", tmp_path / "x.dat", tmp_path / "s").code == 12
     assert run("convert", tmp_path / "none", tmp_path / "s").code == 10
     assert run("convert", tmp_path / "x.dat", tmp_path / "s", "--from", "nope").code == 2
+
+
+def test_a_tag_of_what_is_set_aside_says_why_and_how_to_get_it_back(run: Run, store: Path) -> None:
+    """It leads to nothing (M02-11), and must not lead to another; nothing deletes what it names."""
+    ours = ckptfmt.Store(store)
+    ours.tag("best", 1)
+    ours.quarantine(1, "the loss was wrong")
+    why = "it is set aside (the loss was wrong); to take it back: "
+    why += "Store(...).readmit('step-0000000000000001')"
+    for command in ("show", "verify"):
+        shown = run(command, f"{store}@best")
+        assert (shown.code, why in shown.err) == (10, True)
+    with ckptfmt.Manager(store) as manager:
+        with pytest.raises(ckptfmt.NotFoundError) as caught:
+            manager.restore({}, at="best")
+        assert why in str(caught.value)
+        with pytest.raises(ckptfmt.NotFoundError) as caught:
+            manager.restore({}, at=1)
+        assert why in str(caught.value)
+    listed = run("tag", store)
+    assert "best does not hold" in listed.err
+    pruned = run("prune", store, "--keep-quarantined", 0)
+    assert pruned.code == 0
+    ours.readmit("step-0000000000000001")
+    assert run("show", f"{store}@best").code == 0

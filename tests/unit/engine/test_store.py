@@ -331,7 +331,9 @@ def test_what_is_set_aside_says_why_until_it_is_taken_back(store: ckptfmt.Store)
             store.quarantine(3, nothing)  # type: ignore[arg-type]
     store.quarantine(3, "loss is nan")
     for ask in (lambda: ckptfmt.load(store, step=3), lambda: store.quarantine(3, "again")):
-        with pytest.raises(ckptfmt.NotFoundError, match="set aside; to take it back"):
+        with pytest.raises(
+            ckptfmt.NotFoundError, match=r"set aside \(loss is nan\); to take it back"
+        ):
             ask()
     with pytest.raises(ckptfmt.NotFoundError, match="found step-0000000000000003"):
         store.readmit("3")
