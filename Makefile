@@ -24,6 +24,7 @@ PIP := $(BIN)/python -m pip --no-input --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint tests/constraints.txt
 READY := $(VENV)/ready
 MODEL := $(VENV)/ready-model
+PEERS := $(VENV)/peers
 CODE := ckptfmt tests benchmarks docs/examples spec
 
 # Nothing outside .venv is to leak into it, and no test waits for a terminal.
@@ -34,7 +35,7 @@ export PIP_REQUIRE_VIRTUALENV := 1
 # The test processes must agree on every test's name, also where a set's order is part of it.
 export PYTHONHASHSEED := 0
 
-.PHONY: help setup lint check test test-slow demo bench soak clean
+.PHONY: help setup lint check test test-slow test-peers demo bench soak clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s @
@@ -46,6 +47,9 @@ test: lint check ## everything a change must pass: lint, types, tidy and the def
 
 test-slow: $(READY) $(MODEL) ## the long tests: crash loops, big trees, the demo
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m slow --timeout 1800 $(ARGS) </dev/null
+
+test-peers: $(PEERS)/ready ## what Orbax, Flax and llama.cpp's library write and read, by themselves
+	$(PEERS)/bin/python -m pytest -m peers --timeout 600 tests/unit/foreign $(ARGS) </dev/null
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check --quiet --output-format concise $(CODE)
@@ -87,6 +91,16 @@ else
 endif
 	$(INSTALL) --requirement tests/requirements.txt
 	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+# An environment on top of .venv: it sees what is installed there, and nothing in .venv changes.
+$(PEERS)/ready: tests/requirements-peers.txt tests/constraints.txt | $(READY)
+	$(BIN)/python -m venv --clear $(PEERS)
+	@base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
+	$(PEERS)/bin/python -m pip --no-input --disable-pip-version-check install --quiet \
+		--constraint tests/constraints.txt --requirement tests/requirements-peers.txt
 	@touch $@
 
 $(MODEL): docs/examples/requirements.txt | $(READY)

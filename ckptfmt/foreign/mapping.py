@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptfmt.errors import CorruptError
+from ckptfmt import config
+from ckptfmt.errors import CorruptError, UnsupportedError
 from ckptfmt.foreign.file_map import FileMap, open_map
 from ckptfmt.format import Dtype, numpy_dtype
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHECK_NBYTES = 16 << 20
+WHOLE_CHUNKS_NBYTES_FREE = 384 << 20
+"""What a chunk that is decoded whole may take with its decoded form, whatever the settings."""
 
 
 def corrupt(
@@ -61,6 +64,25 @@ def check_apart(spans: Iterable[tuple[int, int, str]], form: str, where: str) ->
             found = f"with {ascii(before)[:200]}"
             raise corrupt(form, "two tensors overlap", "overlap", at, found)
         end, before = stop, name
+
+
+def check_whole_chunk(nbytes: int, form: str, where: str) -> None:
+    """A chunk that can only be decoded whole fits into the memory that this process may take.
+
+    Raises:
+        UnsupportedError: Before any of it is taken: it and its decoded form are more than
+            `staging_nbytes`, and more than what every conversion may take.
+    """
+    if 2 * nbytes > max(WHOLE_CHUNKS_NBYTES_FREE, config.current().staging_nbytes):
+        raise UnsupportedError(
+            "a compressed chunk that can only be decoded whole is larger than the memory allowed",
+            reason=f"{form}-chunk-memory",
+            where=where,
+            expected=f"2 x {nbytes} bytes",
+            found=f"staging_nbytes={config.current().staging_nbytes}",
+            do="raise CKPTFMT_STAGING_BYTES or configure(staging_nbytes=...), "
+            "or write the file again in smaller chunks",
+        )
 
 
 def native(raw: NDArray[np.uint8], dtype: Dtype, *, swapped: bool) -> NDArray[Any]:

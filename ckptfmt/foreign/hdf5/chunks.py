@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckptfmt.foreign.file_map import view
-from ckptfmt.foreign.hdf5.cursor import UNDEFINED, File, corrupt
+from ckptfmt.foreign.hdf5.cursor import REASON, UNDEFINED, File, corrupt
 from ckptfmt.foreign.hdf5.messages import DEFLATE, FLETCHER, SHUFFLE
 from ckptfmt.foreign.hdf5.objects import tree_entries
-from ckptfmt.foreign.mapping import word
+from ckptfmt.foreign.mapping import check_whole_chunk, word
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +49,8 @@ class Chunks:
             raise corrupt("chunks of another rank", "chunk", where, chunk)
         if self.nbytes > CHUNK_NBYTES_MAX:
             raise corrupt("a chunk is too large", "limit", where, f"{self.nbytes} bytes")
+        if filters:
+            check_whole_chunk(self.nbytes, REASON, where)
         expected = math.prod(-(-n // c) for n, c in zip(shape, chunk))
         if expected > _CHUNKS_MAX or expected * 8 > file.nbytes:
             raise corrupt("more chunks than the file can hold", "size", where, expected)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ckptfmt.errors import CheckpointError, CorruptError
 from ckptfmt.foreign.base import ForeignTensor
-from ckptfmt.foreign.mapping import check_bools, numel
+from ckptfmt.foreign.mapping import check_bools, check_whole_chunk, numel
 from ckptfmt.foreign.mapping import corrupt as damage
 from ckptfmt.foreign.orbax.large_chunks import LargeChunks, parse_layout
 from ckptfmt.format import Dtype, dtype_named, numpy_dtype
@@ -160,6 +160,8 @@ class Arrays:
         if numel(chunk) * size > _BOX_CHUNK_NBYTES_MAX and box is not None:
             with guarded(where):
                 box = _box_of_large_chunks(store, found, where, read)
+            if box is None:
+                check_whole_chunk(numel(chunk) * size, REASON, where)
         return ForeignTensor(
             *("", "", found.name, shape, -(-numel(shape) * found.bits // 8), where),
             fetch=partial(read, tuple(slice(0, n) for n in shape)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptfmt.errors import CheckpointError, NotFoundError
+from ckptfmt.errors import CorruptError, NotFoundError
 from ckptfmt.foreign.base import ForeignTensor, ForeignTree, Importer, like, tree_of
 from ckptfmt.foreign.orbax.aggregate import AGGREGATE, read_aggregate
 from ckptfmt.foreign.orbax.arrays import OCDBT, ZARR, ZARR3, Arrays, check_folder, corrupt
@@ -189,7 +189,7 @@ class _Reader:
         for name, opening in openings:
             try:
                 found = arrays.finish(name, opening)
-            except CheckpointError:
+            except CorruptError:
                 found = arrays.finish(name, arrays.begin(name, is_zarr3=True))
             if isinstance(found, str):
                 self.skipped[name] = found

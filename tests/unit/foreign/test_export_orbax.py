@@ -93,6 +93,7 @@ def test_many_small_arrays_are_few_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.peers
 def test_orbax_restores_it(tmp_path: Path) -> None:
     ocp = pytest.importorskip("orbax.checkpoint")
     exported(TREE, tmp_path)

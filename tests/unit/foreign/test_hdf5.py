@@ -14,7 +14,7 @@ import pytest
 
 import ckptfmt
 from ckptfmt import CorruptError, UnsupportedError
-from ckptfmt.foreign import read_foreign, streaming
+from ckptfmt.foreign import mapping, read_foreign, streaming
 
 FILES = Path(__file__).parents[2] / "compat/import/hdf5"
 Unpacked = Callable[[Path], Path]
@@ -112,6 +112,22 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
         file["a/loop"] = file["a"]
     with pytest.raises(CorruptError, match="within itself"):
         ckptfmt.open_foreign(path)
+
+
+def test_a_filtered_chunk_beyond_the_memory_allowed_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(4096.0), chunks=(4096,), compression="gzip")
+        file.create_dataset("raw", data=np.arange(4096.0), chunks=(4096,))
+    monkeypatch.setattr(mapping, "WHOLE_CHUNKS_NBYTES_FREE", 1)
+    refused = pytest.raises(UnsupportedError, match=r"decoded whole .* CKPTFMT_STAGING_BYTES")
+    with ckptfmt.configure(staging_nbytes=65_535), refused:
+        ckptfmt.open_foreign(tmp_path / "x.h5")
+    with ckptfmt.configure(staging_nbytes=65_536):
+        found = ckptfmt.open_foreign(tmp_path / "x.h5").load()
+    assert found["x"].tolist() == found["raw"].tolist() == list(range(4096))
 
 
 def test_a_chunk_that_inflates_beyond_its_shape_is_refused(tmp_path: Path) -> None:

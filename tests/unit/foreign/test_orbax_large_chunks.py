@@ -15,8 +15,8 @@ import pytest
 import tensorstore
 
 import ckptfmt
-from ckptfmt import CorruptError
-from ckptfmt.foreign import flat, read_foreign, streaming
+from ckptfmt import CorruptError, UnsupportedError
+from ckptfmt.foreign import flat, mapping, read_foreign, streaming
 from ckptfmt.foreign.orbax import arrays, large_chunks
 
 FILES = Path(__file__).parents[2] / "compat/import/orbax"
@@ -236,3 +236,21 @@ def test_an_array_of_a_gigabyte_is_converted_in_half_of_it(name: str, tmp_path: 
         assert checkpoint["w"].shape == (COUNT,)
         for start in (0, COUNT // 2, COUNT - len(part)):
             assert np.array_equal(checkpoint["w"].read(np.s_[start : start + len(part)]), part)
+
+
+@pytest.mark.parametrize("name", ["blosc", "columns", "transposed", "zstd"])
+def test_a_chunk_that_only_tensorstore_decodes_is_refused_beyond_the_memory_allowed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
+    folder = write(tmp_path / "o", {**LAYOUTS, **NOT_STREAMED}[name], array)
+    monkeypatch.setattr(arrays, "_BOX_CHUNK_NBYTES_MAX", 1)
+    monkeypatch.setattr(mapping, "WHOLE_CHUNKS_NBYTES_FREE", 1)
+    with ckptfmt.configure(staging_nbytes=2 * array.nbytes - 1):
+        if name == "zstd":  # read as a stream
+            assert ckptfmt.open_foreign(folder).load()["w"].tolist() == array.tolist()
+            return
+        with pytest.raises(UnsupportedError, match=r"decoded whole .* CKPTFMT_STAGING_BYTES"):
+            ckptfmt.open_foreign(folder)
+    with ckptfmt.configure(staging_nbytes=2 * array.nbytes):
+        assert ckptfmt.open_foreign(folder).load()["w"].tolist() == array.tolist()
