@@ -45,6 +45,8 @@ class RestoreReport:
         matched_by: Name -> the rule that matched it, where it was not the name itself.
         ties: Name -> what happened to a tie (lost, or made).
         rejected: Checkpoints passed over (by a manager).
+        spare: Those of missing and unexpected that a strict restore does without: bookkeeping, such as
+            TensorFlow's counter of its own saves, and what repeats a value for a reader of one kind.
         error: From `plan`: what `restore` would raise with the same arguments, else None.
     """
 
@@ -62,6 +64,7 @@ class RestoreReport:
     matched_by: Mapping[str, str] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     rejected: Sequence[Rejected] = ()
+    spare: Sequence[str] = ()
     error: CheckpointError | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
@@ -69,14 +72,18 @@ class RestoreReport:
 
     @property
     def clean(self) -> bool:
-        """True if both sides agree in everything."""
-        return not (self.missing or self.unexpected or self.shapes or self.dtypes or self.kinds)
+        """True if both sides agree in everything but what is spare."""
+        names = set(self.missing) | set(self.unexpected)
+        return not (names - set(self.spare) or self.shapes or self.dtypes or self.kinds)
 
     def __str__(self) -> str:
         head = f"{self.info.name}: " if self.info is not None else ""
         lines = [f"{head}{len(self.matched)} matched"]
         for label in ("missing", "unexpected", "pending"):
-            lines += [f"  {label:<11}{name}" for name in getattr(self, label)]
+            lines += [
+                f"  {label:<11}{name}{' (spare)' if name in self.spare else ''}"
+                for name in getattr(self, label)
+            ]
         for label in ("shapes", "dtypes", "kinds"):
             lines += [
                 f"  {label[:-1]:<11}{m.name}: expected {m.expected}, found {m.found}"

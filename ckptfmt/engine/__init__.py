@@ -48,6 +48,7 @@ _HOMES = {
     "Repeating": "background",
     "Reporter": "progress",
     "RestoreRequest": "restore",
+    "SPARE": "adapter",
     "SaveFuture": "background",
     "SaveOptions": "plan",
     "SaveRequest": "request",
@@ -127,6 +128,7 @@ __all__ = [
     "ORDER_RNG",
     "ORDER_TENSOR",
     "ORDER_USER_CODE",
+    "SPARE",
     "Adapter",
     "Box",
     "Captured",
@@ -242,6 +244,7 @@ if TYPE_CHECKING:
     from ckptfmt.engine.adapter import ORDER_RNG as ORDER_RNG
     from ckptfmt.engine.adapter import ORDER_TENSOR as ORDER_TENSOR
     from ckptfmt.engine.adapter import ORDER_USER_CODE as ORDER_USER_CODE
+    from ckptfmt.engine.adapter import SPARE as SPARE
     from ckptfmt.engine.adapter import Adapter as Adapter
     from ckptfmt.engine.adapter import Box as Box
     from ckptfmt.engine.adapter import Captured as Captured

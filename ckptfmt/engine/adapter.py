@@ -24,6 +24,9 @@ MatchBy = Literal["name", "position"]
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """Origin and extent, per axis, in elements."""
 
+SPARE = "ckptfmt.spare"
+"""Attribute of a leaf that a strict restore does without where nobody asks for it. Spec: 07-index."""
+
 ORDER_USER_CODE, ORDER_OPTIMIZER, ORDER_TENSOR, ORDER_RNG = 0, 1, 2, 3
 
 
@@ -73,6 +76,8 @@ class TensorSource:
             only if the packed bytes (spec 05) are the tensor's own, in C order.
         parts: The boxes of it that this rank holds, which may be none; None: all of it, as every
             rank does that has it. `fetch` is not called for a tensor in parts.
+        beside: Suffix -> a leaf that is put behind this one under its name with that suffix, if it
+            stands in a dict.
     """
 
     dtype: str
@@ -84,6 +89,7 @@ class TensorSource:
     device: Device | None = None
     copy_async: CopyAsync | None = None
     parts: Sequence[Part] | None = None
+    beside: Mapping[str, TensorSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +218,9 @@ class Comparison(Protocol):
     def in_parts(self, stored: str, boxes: Sequence[Box]) -> None:
         """Of a tensor in a subtree this rank takes some boxes only: it comes as a `Sharded`."""
 
-    def missing(self, name: str) -> None: ...
+    def missing(self, name: str, *, spare: bool = False) -> None:
+        """Something in the target is not stored; `spare`: a strict restore does without."""
+
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
         """`what`: "shape", "dtype" or "kind". It always raises, strict or not."""
 

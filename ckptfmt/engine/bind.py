@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ckptfmt.engine.adapter import Box, MatchBy, StoredLeaf
+from ckptfmt.engine.adapter import SPARE, Box, MatchBy, StoredLeaf
 from ckptfmt.engine.cast import cast_array
 from ckptfmt.engine.composites import Composites, is_below
 from ckptfmt.engine.sharded import Sharded
@@ -69,6 +69,7 @@ class Comparison:
         self.strangers: dict[str, Mismatch] = {}
         """Objects of which no name matches, though something is stored under their own."""
         self._surplus: dict[str, None] = {}
+        self._spare: list[str] = []
 
     def stored(self, below: str) -> Mapping[str, StoredLeaf]:
         if self._below is None:
@@ -175,9 +176,19 @@ class Comparison:
         """Those among the stored containers at and below a name."""
         return Composites({n: a for n, a in self._attributes.items() if is_below(n, below)})
 
-    def missing(self, name: str) -> None:
+    def missing(self, name: str, *, spare: bool = False) -> None:
         if self.wanted(name):
             self.missing_names[name] = None
+            if spare:
+                self._spare.append(name)
+
+    def spare(self) -> list[str]:
+        """What is missing or unexpected, and may be."""
+        return [*self._spare, *(n for n in self.unexpected() if self._is_spare(n))]
+
+    def _is_spare(self, name: str) -> bool:
+        leaf = self._leaves.get(name)
+        return leaf is not None and leaf.attributes.get(SPARE) is True
 
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
         self.mismatches[what].setdefault(name, Mismatch(name, expected, found))

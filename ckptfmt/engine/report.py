@@ -38,6 +38,7 @@ def make_report(
         matched=tuple(comparison.matched()),
         missing=tuple(comparison.missing_names),
         unexpected=tuple(comparison.unexpected()),
+        spare=tuple(comparison.spare()),
         pending=tuple(comparison.pending_names),
         shapes=tuple(comparison.mismatches["shape"].values()),
         dtypes=tuple(comparison.mismatches["dtype"].values()),
@@ -65,15 +66,17 @@ def mismatch_error(
     """One MismatchError with all of them, for a restore that may not touch anything.
 
     Wrong shapes, dtypes and kinds always raise, and so does a restore that matches nothing;
-    missing and unexpected names raise if strict, but for the exceptions named. `strangers` are the
+    missing and unexpected names raise if strict, but for what is spare and the exceptions named. `strangers` are the
     objects of which nothing matches; they are told where no name is.
     """
     wrong = [*report.shapes, *report.dtypes, *report.kinds]
     nothing = not report.matched and not report.pending
     missing, unexpected = list(report.missing), list(report.unexpected)
     if not nothing:  # where nothing matches no exception helps, and all names are told
-        missing = _not_allowed(missing, rules.allow_missing) if rules.strict else []
-        unexpected = _not_allowed(unexpected, rules.allow_unexpected) if rules.strict else []
+        missing = _not_allowed(missing, rules.allow_missing, report) if rules.strict else []
+        unexpected = (
+            _not_allowed(unexpected, rules.allow_unexpected, report) if rules.strict else []
+        )
     if not (missing or unexpected or nothing):
         wrong += strangers
     if not (missing or unexpected or wrong or nothing):
@@ -122,9 +125,9 @@ def _above(name: str) -> list[str]:
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def _not_allowed(names: Sequence[str], allowed: Select) -> list[str]:
-    matcher = Matcher(allowed)
-    return [name for name in names if not matcher(name)]
+def _not_allowed(names: Sequence[str], allowed: Select, report: RestoreReport) -> list[str]:
+    matcher, spare = Matcher(allowed), set(report.spare)
+    return [name for name in names if name not in spare and not matcher(name)]
 
 
 def _near(name: str, others: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ from ckptfmt.engine.walk import (
     too_deep,
     walk,
 )
-from ckptfmt.errors import UsageError
+from ckptfmt.errors import UsageError, warn
 from ckptfmt.format import (
     SECTIONS_NBYTES_MAX,
     VALUE_NBYTES_MAX,
@@ -150,6 +150,7 @@ class _Flattener:
         "_rank",
         "_room",
         "_root",
+        "_siblings",
         "_within",
         "flat",
     )
@@ -165,6 +166,7 @@ class _Flattener:
         self._keep: list[object] = []
         self._marks: dict[str, Mapping[str, object]] = {}
         self._own = False  # within the state of an object that no adapter knows
+        self._siblings: Mapping[Any, Any] | None = None  # the dict that the node stands in
         self._within: object = None  # the object that is given all of its state back at once
 
     def node(self, obj: object, name: str, depth: int) -> None:
@@ -280,6 +282,18 @@ class _Flattener:
         if attributes:
             self._attributes(self.flat.attributes, len(self.flat.names), attributes, name)
         self._leaf(name, LEAF_TENSOR, row)
+        if source.beside:
+            self._beside(source, name)
+
+    def _beside(self, source: TensorSource, name: str) -> None:
+        siblings = self._siblings
+        for suffix, other in source.beside.items():
+            if siblings is None or name.rpartition("/")[2] + suffix in siblings:
+                warn(f"{name}: its one value is saved without {name}{suffix}, for it is in no dict")
+                continue
+            self._attributes(self.flat.attributes, len(self.flat.names), other.attributes, name)
+            self.flat.tensors.append(other)
+            self._leaf(name + suffix, LEAF_TENSOR, len(self.flat.tensors) - 1)
 
     # -- containers
 
@@ -326,6 +340,7 @@ class _Flattener:
             elif of in SCALARS:
                 self._value(item, child)
             else:
+                self._siblings = None if kind else obj
                 self.node(item, child, depth + 1)
         self._active.discard(id(obj))
 
@@ -354,6 +369,7 @@ class _Flattener:
         self._container_of(obj, name)
         prefix = f"{name}/" if name else ""
         for position, item in enumerate(obj):
+            self._siblings = None
             self.node(item, f"{prefix}{position}", depth + 1)
         self._active.discard(id(obj))
 
@@ -392,6 +408,7 @@ class _Flattener:
         else:
             prefix = f"{name}/" if name else ""
             for position, item in enumerate(plain):
+                self._siblings = None
                 self.node(item, f"{prefix}{position}", depth + 1)
         self._within = outer
         self._active.discard(id(obj))

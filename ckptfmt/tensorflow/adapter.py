@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from ckptfmt.engine import Captured, ObjectKind, Target, TensorSource
+from ckptfmt.engine import SPARE, Captured, ObjectKind, Target, TensorSource
 from ckptfmt.errors import UnsupportedError, warn
 from ckptfmt.format import escape_key, join_name
 from ckptfmt.tensorflow import composites
+from ckptfmt.tensorflow.arrivals import counters_of
 from ckptfmt.tensorflow.building import BUILD, build_configs
 from ckptfmt.tensorflow.deferred import warn_of_waiting
 from ckptfmt.tensorflow.distributed import is_sync_on_read
@@ -21,9 +22,10 @@ from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.optimizer_kinds import kind_of
 from ckptfmt.tensorflow.optimizer_target import OptimizerTarget
 from ckptfmt.tensorflow.own_state import own_state
-from ckptfmt.tensorflow.replicas import beside, source_of_replicas
+from ckptfmt.tensorflow.replicas import SUFFIX, keeps_replicas, source_of_replicas
 from ckptfmt.tensorflow.rng import RngState, RngTarget, keep_generators
 from ckptfmt.tensorflow.rng import capture as capture_rng
+from ckptfmt.tensorflow.strategy_group import rank_of
 from ckptfmt.tensorflow.survey import Found, Keys, name_of, nest
 from ckptfmt.tensorflow.targets import ObjectTarget, VariableTarget
 from ckptfmt.tensorflow.tensors import (
@@ -68,12 +70,12 @@ class TensorFlowAdapter:
         return keep_generators()
 
     def source(self, obj: Any, name: str) -> TensorSource:
-        if is_variable(obj) and is_sync_on_read(raw_variable(obj, name)):
-            warn(
-                f"{name}: the value that TensorFlow reads is saved, not that of each replica; hold "
-                "the variable in a tf.Module or tf.train.Checkpoint for that"
-            )
-        return source_of(obj, name)
+        made = source_of(obj, name)
+        if is_variable(obj) and keeps_replicas(raw := raw_variable(obj, name)):
+            made.beside = {SUFFIX: source_of_replicas(raw, name)}
+            if not is_sync_on_read(raw) and rank_of(raw.distribute_strategy) > 0:
+                made.parts = []  # the one value is the first worker's
+        return made
 
     def capture(self, obj: Any, name: str, peers: Peers) -> Captured:
         if isinstance(obj, RngState):
@@ -96,15 +98,9 @@ class TensorFlowAdapter:
             attributes[""] = {BUILD: configs}
         if isinstance(obj, tf.random.Generator):
             attributes["state"] = {"tf.rng_algorithm": int(obj.algorithm)}
-        pairs: list[tuple[Keys, Any]] = []
-        for one in made.found:
-            raw = raw_variable(one.variable, join_name(name, one.name))
-            if not is_sync_on_read(raw):
-                pairs.append((one.keys, one.variable))
-                continue
-            keys = beside(one.keys)
-            pairs.append((one.keys, source_of(one.variable, join_name(name, one.name))))
-            pairs.append((keys, source_of_replicas(raw, name_of(keys, name))))
+        for counter in counters_of(made):
+            attributes[counter] = {**attributes.get(counter, {}), SPARE: True}
+        pairs: list[tuple[Keys, Any]] = [(one.keys, one.variable) for one in made.found]
         for one in made.holders:
             held = _capture_held(one, name, peers)
             pairs.append((one.keys, held.tree))
@@ -192,7 +188,9 @@ def _capture_optimizer(optimizer: Any, name: str, peers: Peers) -> Captured:
             more[ALIASES] = [name_of(alias, name) for alias in aliases]
         if more:
             attributes[name_of(keys, name)] = more
-    return Captured(nest(((keys, variable) for keys, variable, _ in rows), name), attributes)
+    # As sources: what an optimizer assigns is equal on all replicas, and nobody compares it.
+    pairs = ((keys, source_of(one, join_name(name, name_of(keys, name)))) for keys, one, _ in rows)
+    return Captured(nest(pairs, name), attributes)
 
 
 def _warn_of_optimizer(obj: Any, name: str, peers: Peers) -> None:

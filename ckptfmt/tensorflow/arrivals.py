@@ -53,6 +53,16 @@ def _and_above(name: str) -> Iterator[str]:
         yield name
 
 
+def counters_of(made: Survey) -> list[str]:
+    """The counters in which each tf.train.Checkpoint counts its own saves, as far as there are any."""
+    names = {
+        join_name(name, _SAVE_COUNTER) if name else _SAVE_COUNTER
+        for name, obj in made.nodes
+        if isinstance(obj, tf.train.Checkpoint)
+    }
+    return [one.name for one in made.found if one.name in names]
+
+
 def _without_counter(made: Survey) -> dict[str, Any]:
     """Each tf.train.Checkpoint that has not counted a save yet: it makes its counter when it does."""
     has = {one.name for one in made.found}

@@ -21,7 +21,7 @@ from ckptfmt.tensorflow.fit_data import FitData, running_fit
 from ckptfmt.tensorflow.fit_state import (
     Snapshot,
     callback_states,
-    metric_tree,
+    metric_variables,
     model_tree,
     numbers,
     set_callback_states,
@@ -152,7 +152,7 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def _tree(self) -> dict[str, Any]:
         assert self._data is not None
         tree = model_tree(self.model)
-        tree["metrics"] = metric_tree(self.model)
+        tree["metrics"] = metric_variables(self.model)
         return {**tree, "fit": self._state, "rng": rng_state()}
 
     def _save(self) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from ckptfmt.errors import warn
-from ckptfmt.tensorflow.distributed import is_sync_on_read, keep_value
+from ckptfmt.tensorflow.distributed import keep_value
 from ckptfmt.tensorflow.keras_objects import snake_case
 from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.rng import keep_generators, plain_generators, plain_setter
@@ -54,24 +53,6 @@ def numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
         for name, value in (logs or {}).items()
         if isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
     }
-
-
-def metric_tree(model: Any) -> dict[str, Any]:
-    """`metric_variables` to be saved: below a module where each replica counts by itself, for a
-    variable that stands in a tree alone is saved as TensorFlow reads it."""
-    return {
-        name: _in_module(variables)
-        if any(is_sync_on_read(raw_variable(one, key)) for key, one in variables.items())
-        else variables
-        for name, variables in metric_variables(model).items()
-    }
-
-
-def _in_module(variables: Mapping[str, Any]) -> tf.Module:
-    made = tf.Module()
-    for name, variable in variables.items():
-        setattr(made, name, variable)
-    return made
 
 
 class Snapshot:

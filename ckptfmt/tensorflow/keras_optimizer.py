@@ -76,11 +76,16 @@ def _opened(peers: Peers, above: tuple[int, ...] = ()) -> list[tuple[str, object
     return made
 
 
-def in_other_company(holder: str, name: str) -> list[str]:
+def in_other_company(holder: _Model, name: str) -> list[str]:
     """What a variable may be called below `state`: within its holder, and with parts of the holder's
-    own name before that, which is how one is called that lies further out. The longest first."""
-    parts = holder.split("/") if holder else []
-    return ["/".join([*parts[at:], name]) for at in range(len(parts) + 1)]
+    own name before that, which is how one is called that lies further out. The longest first. Without
+    its first parts, where the holder is a module: in a dict the objects in it stand by themselves."""
+    parts = holder.name.split("/") if holder.name else []
+    made = ["/".join([*parts[at:], name]) for at in range(len(parts) + 1)]
+    if not is_keras(holder.obj):
+        below = name.split("/")
+        made += ["/".join(below[at:]) for at in range(1, len(below))]
+    return made
 
 
 def owners(
@@ -109,7 +114,7 @@ def owners(
             made.append(None)
             continue
         one = holder.found[ident]
-        others = tuple(in_other_company(holder.name, one.name)) if elsewhere else ()
+        others = tuple(in_other_company(holder, one.name)) if elsewhere else ()
         if whole is not None:
             made.append(Owner(one.keys, (*one.aliases, *others)))
             continue
@@ -286,7 +291,7 @@ def all_exist(owners: set[str], peers: Peers) -> bool:
         for model in models
         for one in model.found.values()
         for path in (one.name, *one.aliases)
-        for name in in_other_company(model.name, path)
+        for name in in_other_company(model, path)
     }
     if owners <= there:
         return True
@@ -314,28 +319,31 @@ def variables_to_build_on(
     for model in models:
         found = [one.variable for one in model.found.values()]
         trainable = [v for v in found if getattr(v, "trainable", False)]
-        trainable = list(getattr(model.obj, "trainable_variables", trainable))
+        if is_keras(model.obj):
+            trainable = list(model.obj.trainable_variables)
         named = {
             identity_of(v): one.name
             for v in trainable
             if (one := model.found.get(identity_of(v))) is not None
         }
-        company = {ident: {*in_other_company(model.name, n)} for ident, n in named.items()}
+        company = {ident: {*in_other_company(model, n)} for ident, n in named.items()}
         foreign = {
             i for i, names in company.items() if others & names and not stored_owners & names
         }
         trainable = [v for v in trainable if identity_of(v) not in foreign]
-        compiled = not isinstance(model.obj, tf.train.Checkpoint)
-        if compiled and getattr(model.obj, "optimizer", None) is optimizer:
+        if is_keras(model.obj) and getattr(model.obj, "optimizer", None) is optimizer:
             return trainable
         mine = [name for ident, name in named.items() if stored_owners & company[ident]]
         # One of several optimizers has a part of a model: what lies below all that it has state of.
         part = _common(mine) if several > 1 else ""
+        # A module may hold trainable variables beside its model, which no optimizer has.
+        only = None if is_keras(model.obj) else set(mine)
         if mine:
             chosen |= {
                 identity_of(v): v
                 for v in trainable
-                if not part or named.get(identity_of(v), "").startswith(f"{part}/")
+                if (only is None or named.get(identity_of(v)) in only)
+                and (not part or named.get(identity_of(v), "").startswith(f"{part}/"))
             }
     return list(chosen.values())
 

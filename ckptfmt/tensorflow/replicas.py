@@ -1,4 +1,4 @@
-"""The values that each replica has of a variable that is synchronized on read.
+"""The values that each replica has of a variable that differs by replica.
 
 They stand beside the value that TensorFlow reads, as one tensor (replicas, *shape) whose name ends in
 `@replicas`: between workers every one holds its own rows. An equal number of replicas gets them bit
@@ -13,9 +13,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from ckptfmt.engine import ORDER_TENSOR, Comparison, Part, Staged, StoredLeaf, TensorSource
-from ckptfmt.tensorflow.distributed import is_sync_on_read, keep_value, replicas_of, workers_of
-from ckptfmt.tensorflow.strategy_group import rank_of
+from ckptfmt.engine import (
+    ORDER_TENSOR,
+    SPARE,
+    Comparison,
+    Part,
+    Staged,
+    StoredLeaf,
+    TensorSource,
+)
+from ckptfmt.tensorflow.distributed import (
+    differs_by_replica,
+    has_replicas,
+    is_sync_on_read,
+    keep_replicas,
+    replicas_of,
+    workers_of,
+)
+from ckptfmt.tensorflow.strategy_group import is_meeting, rank_of
 from ckptfmt.tensorflow.survey import Keys
 from ckptfmt.tensorflow.tensors import dtype_name, host_array, make_tensor, raw_variable
 
@@ -37,15 +52,22 @@ def _rows(variable: Any) -> tuple[int, int, tuple[int, ...]]:
     return first, count * workers, tuple(variable.shape)
 
 
+def keeps_replicas(raw: Any) -> bool:
+    """Whether the replicas' own values are saved too."""
+    together = has_replicas(raw) and is_meeting(raw.distribute_strategy)
+    return differs_by_replica(raw, together=together)
+
+
 def source_of_replicas(variable: Any, name: str) -> TensorSource:
     """This worker's rows at save, as they are now."""
     first, total, shape = _rows(variable)
     values = np.stack([host_array(v.read_value()) for v in replicas_of(variable)])
     dtype = dtype_name(variable.dtype, name)
-    own = TensorSource(dtype, values.shape, lambda: values, None, {}, variable)
+    own = TensorSource(dtype, values.shape, lambda: values, None, {SPARE: True}, variable)
     if len(values) == total:
         return own
     whole = TensorSource(dtype, (total, *shape), lambda: values, ("replicas", id(variable)))
+    whole.attributes = own.attributes
     whole.parts = [Part((first, *(0 for _ in shape)), own)]
     whole.keep = variable
     return whole
@@ -54,12 +76,20 @@ def source_of_replicas(variable: Any, name: str) -> TensorSource:
 def fill_replicas(variable: Any, rows: NDArray[Any], name: str) -> None:
     """Give a variable that came after the restore its replicas' own values, if it has as many."""
     raw = raw_variable(variable, name)
-    if is_sync_on_read(raw):
+    if can_take_replicas(raw):
         first, total, shape = _rows(raw)
         if rows.shape == (total, *shape):
             with tf.init_scope():
                 for replica, row in zip(replicas_of(raw), rows[first:], strict=False):
                     replica.assign(make_tensor(np.asarray(row), name))
+
+
+def can_take_replicas(raw: Any) -> bool:
+    """Whether a variable's replicas here may be given values of their own: of several workers they
+    are read in a call of all of them only."""
+    if is_sync_on_read(raw):
+        return True
+    return has_replicas(raw) and is_meeting(raw.distribute_strategy)
 
 
 class ReplicasTarget:
@@ -97,7 +127,7 @@ class ReplicasTarget:
         _, total, _ = _rows(self._variable)
         rows = staged[self.name] if len(own) == total else staged.parts(self.name)[0]
         with tf.init_scope():
-            self._put_back = keep_value(self._variable) if staged.undoable else None
+            self._put_back = keep_replicas(self._variable) if staged.undoable else None
             for replica, row in zip(own, rows, strict=True):
                 replica.assign(make_tensor(np.asarray(row), self.name))
 

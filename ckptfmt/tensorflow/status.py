@@ -46,7 +46,8 @@ class RestoreStatus:
             MismatchError: Something stored was not used, or something in the objects not filled.
         """
         self.assert_existing_objects_matched()
-        left = [*self.report.unexpected, *([] if self._deferred.partial else self.pending)]
+        left = self._not_spare(self.report.unexpected)
+        left += [] if self._deferred.partial else self.pending
         if left:
             self._fail("stored values were not used", "unexpected", left)
         return self
@@ -58,7 +59,7 @@ class RestoreStatus:
             MismatchError: Some were not.
         """
         late = [name for target in self._deferred.targets for name in target.unfilled()]
-        missing = [*self.report.missing, *late]
+        missing = [*self._not_spare(self.report.missing), *late]
         if missing:
             self._fail("variables were not restored", "missing", missing)
         return self
@@ -86,6 +87,9 @@ class RestoreStatus:
     def close(self) -> None:
         """Let go of the values that wait: what comes from now on keeps its initial values."""
         self._deferred.close()
+
+    def _not_spare(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self.report.spare]
 
     def _fail(self, what: str, reason: str, names: Sequence[str]) -> NoReturn:
         more = f" and {len(names) - 10} more" if len(names) > 10 else ""

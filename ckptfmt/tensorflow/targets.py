@@ -6,18 +6,17 @@ the old values, which `undo` puts back bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ckptfmt.engine import ORDER_RNG, ORDER_TENSOR, Comparison, Staged, StoredLeaf, Target
-from ckptfmt.tensorflow.arrivals import ObjectWaiting, has_unbuilt, waits_below
+from ckptfmt.tensorflow.arrivals import ObjectWaiting, counters_of, has_unbuilt, waits_below
 from ckptfmt.tensorflow.assigning import Assigned, held_values
 from ckptfmt.tensorflow.building import note_recorded
 from ckptfmt.tensorflow.deferred import is_collecting, note_counter, note_target
-from ckptfmt.tensorflow.distributed import is_sync_on_read
 from ckptfmt.tensorflow.keras_optimizer import Peers
 from ckptfmt.tensorflow.matching import (
     absolute,
@@ -30,7 +29,7 @@ from ckptfmt.tensorflow.matching import (
 from ckptfmt.tensorflow.objects import survey
 from ckptfmt.tensorflow.optimizer_target import OptimizerTarget
 from ckptfmt.tensorflow.own_state import own_state
-from ckptfmt.tensorflow.replicas import SUFFIX, ReplicasTarget, beside
+from ckptfmt.tensorflow.replicas import SUFFIX, ReplicasTarget, beside, can_take_replicas
 from ckptfmt.tensorflow.survey import Found, name_of
 from ckptfmt.tensorflow.tensors import is_optimizer, raw_variable, tie_of
 from ckptfmt.tensorflow.vocabularies import settle
@@ -46,18 +45,27 @@ class VariableTarget:
         self._raw = raw_variable(variable, name)
         self.identities: dict[str, Hashable] = {name: tie_of(self._raw)}
         self._assigned = Assigned()
+        self._replicas: ReplicasTarget | None = None
 
     def compare(self, comparison: Comparison) -> None:
         ask(comparison, self._raw, self.name, self.name)
+        beside = f"{self.name}{SUFFIX}"
+        self._replicas = replicas_target(comparison, self._raw, beside, [beside])
+        if self._replicas is not None:
+            self._replicas.compare(comparison)
 
     def bind(self, staged: Staged) -> None:
-        if self.name in staged:
+        if self._replicas is not None:
+            self._replicas.bind(staged)
+        elif self.name in staged:
             note_counter(self.name, self._raw)
             value = staged.own(self.name)
             self._assigned.assign(self._variable, value, self.name, keep=staged.undoable)
 
     def undo(self) -> None:
         self._assigned.undo()
+        if self._replicas is not None:
+            self._replicas.undo()
 
 
 class ObjectTarget:
@@ -94,15 +102,19 @@ class ObjectTarget:
         ):
             comparison.value(self.name)  # what an object without variables is stored as
             return
-        sources = match(made.found, stored, self.name)
+        sources, counters = match(made.found, stored, self.name), counters_of(made)
         taken: set[str] = set()
         self._asked, self._held = [], []
         self.identities = {}
         for one, (source, rule) in zip(made.found, sources):
             name = absolute(self.name, one.name)
             raw = raw_variable(one.variable, name)
+            if not source and one.name in counters:
+                comparison.missing(name, spare=True)
+                continue
             fits = ask(comparison, raw, name, source or name, rule)
-            replicas = replicas_target(comparison, one, raw, self.name, source or name)
+            own = absolute(self.name, name_of(beside(one.keys), self.name))
+            replicas = replicas_target(comparison, raw, own, [f"{source or name}{SUFFIX}", own])
             if replicas is not None:
                 self._held.append(replicas)
             elif fits:
@@ -171,22 +183,20 @@ class ObjectTarget:
 
 
 def replicas_target(
-    comparison: Comparison, one: Found, raw: Any, where: str, source: str
+    comparison: Comparison, raw: Any, name: str, names: Sequence[str]
 ) -> ReplicasTarget | None:
-    """Of a variable whose replicas' own values are stored beside `source`, if it takes them.
+    """Of a variable whose replicas' own values are stored under one of these names, if it takes them.
 
     They are no surplus where it does not: other objects have one value only.
     """
-    name = absolute(where, name_of(beside(one.keys), where))
-    stored = comparison.stored(where)
-    found = next((n for n in (f"{source}{SUFFIX}", name) if n in stored), None)
+    found = next((n for n in names if n in comparison.stored(n)), None)
     if found is None:
         return None
     comparison.take(found)
-    if not is_sync_on_read(raw):
+    if not can_take_replicas(raw):
         return None
     target = ReplicasTarget(raw, name, found)
-    return target if target.fits(stored) else None
+    return target if target.fits(comparison.stored(found)) else None
 
 
 def holder_target(one: Found, comparison: Comparison, where: str, peers: Peers) -> Target:

@@ -68,8 +68,7 @@ def optimized_by(peers: Peers, stored_owners: set[str]) -> list[Any]:
         raw_variable(one.variable, "")
         for model in models_of(peers)
         for one in model.found.values()
-        if stored_owners
-        & {n for p in (one.name, *one.aliases) for n in in_other_company(model.name, p)}
+        if stored_owners & {n for p in (one.name, *one.aliases) for n in in_other_company(model, p)}
     ]
 
 

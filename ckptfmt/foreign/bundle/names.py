@@ -16,7 +16,8 @@ from ckptfmt.foreign.sstable import REASON
 
 ATTRIBUTES = "/.ATTRIBUTES/"
 VALUE = "VARIABLE_VALUE"
-FULL_NAME, ALIASES = "tf.full_name", "tf.aliases"
+FULL_NAME, ALIASES, SPARE = "tf.full_name", "tf.aliases", "ckptfmt.spare"
+_SAVE_COUNTER = "save_counter"
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class Names:
         made: dict[str, object] = {}
         if full := self.full_names.get(key):
             made[FULL_NAME] = full
+        if not self.object_is_root and self.names[key] == _SAVE_COUNTER:
+            made[SPARE] = True
         aliases: Iterable[Keys] = self.aliases.get(key, ())
         if not self.object_is_root:
             first = self.names[key].partition("/")[0]

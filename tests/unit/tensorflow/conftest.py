@@ -97,7 +97,7 @@ class Answers:
     def take(self, name: str) -> None:
         """It keeps no list of what is unexpected."""
 
-    def missing(self, name: str) -> None:
+    def missing(self, name: str, *, spare: bool = False) -> None:
         self.problems.append(f"missing {name}")
 
     def mismatch(self, name: str, expected: str, found: str, *, what: str = "kind") -> None:
@@ -152,7 +152,8 @@ class Saved:
                 self._walk(root, below, item, attributes)
             else:
                 full = join_name(root, below)
-                self._add(full, ADAPTER.source(item, full), attributes.get(below, {}))
+                source = item if isinstance(item, TensorSource) else ADAPTER.source(item, full)
+                self._add(full, source, attributes.get(below, {}))
 
     def _add(self, name: str, source: TensorSource, more: Mapping[str, object]) -> None:
         row = len(self._rows)

@@ -131,14 +131,99 @@ def test_replicas_get_their_own_old_values_back_if_the_restore_fails(
     assert target.w.numpy().tolist() == [1.0, 2.0]
 
 
-def test_a_bare_variable_is_saved_as_it_is_read_and_that_is_said(
+def test_a_bare_variable_in_a_dict_comes_back_bit_for_bit(tmp_path: Path, strategy: Any) -> None:
+    variable = uneven(strategy).counts["SUM"]
+    ckf.save({"d": {"v": variable}}, tmp_path)
+    assert ckptfmt.open(tmp_path).names() == ["d/v", "d/v@replicas"]
+    variable.assign(0.0)
+    ckf.restore({"d": {"v": variable}}, tmp_path).assert_consumed()
+    assert [float(part) for part in variable.values] == [1e8, 1.0]
+    alone, array = tf.Variable(0.0), {"d": {"v": np.zeros((), np.float32)}}
+    ckf.restore({"d": {"v": alone}}, tmp_path).assert_consumed()
+    report = ckptfmt.restore(array, tmp_path)
+    assert (float(alone), float(array["d"]["v"])) == (1e8, 1e8)
+    assert report.unexpected == report.spare == ("d/v@replicas",)
+
+
+def test_a_bare_variable_in_a_list_is_saved_as_it_is_read_and_that_is_said(
     tmp_path: Path, strategy: Any
 ) -> None:
     variable = uneven(strategy).counts["SUM"]
-    with pytest.warns(ckptfmt.CkptWarning, match=r"v: the value that TensorFlow reads is saved"):
-        ckf.save({"v": variable}, tmp_path)
-    ckf.restore({"v": variable}, tmp_path)
+    with pytest.warns(ckptfmt.CkptWarning, match=r"v/0: its one value is saved without .*@repl"):
+        ckf.save({"v": [variable]}, tmp_path)
+    ckf.restore({"v": [variable]}, tmp_path)
     assert [float(part) for part in variable.values] == [5e7, 5e7]
+
+
+def test_a_bare_variable_gets_its_own_old_values_back_if_the_restore_fails(
+    tmp_path: Path, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckf.save({"v": make(strategy, 3.0).counts["SUM"], "z": tf.Variable(1.0)}, tmp_path)
+    target, last = uneven(strategy).counts["SUM"], tf.Variable(5.0)
+    monkeypatch.setattr(last, "assign", lambda value: 1 / 0)
+    with pytest.raises(Exception, match="division"):
+        ckf.restore({"v": target, "z": last}, tmp_path)
+    assert [float(part) for part in target.values] == [1e8, 1.0]
+
+
+def averaged(strategy: Any, seed: int) -> Any:
+    """A model whose replicas have made other averages, as each assigns its own in `fit`."""
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)]
+        )
+    norm, rows = model.get_layer("norm"), np.random.default_rng(seed)
+    for variable in (norm.moving_mean, norm.moving_variance):
+        for replica in variable.value.values:
+            replica.assign(rows.random(3, np.float32))
+    return model
+
+
+def replica_values(model: Any) -> list[bytes]:
+    return [part.numpy().tobytes() for v in model.variables for part in v.value.values]
+
+
+def test_each_replica_gets_its_own_moving_averages_back(tmp_path: Path, strategy: Any) -> None:
+    first, second = averaged(strategy, 1), averaged(strategy, 2)
+    mean = first.get_layer("norm").moving_mean.value
+    assert mean.values[0].numpy().tolist() != mean.values[1].numpy().tolist()
+    ckf.save({"model": first}, tmp_path, step=1)
+    kept = [name for name in ckptfmt.open(tmp_path).names() if "@" in name]
+    assert kept == [f"model/norm/moving_{of}@replicas" for of in ("mean", "variance")]
+    ckf.restore({"model": second}, tmp_path).assert_consumed()
+    assert replica_values(second) == replica_values(first)
+    alone = keras.models.clone_model(first)
+    ckf.restore({"model": alone}, tmp_path).assert_consumed()
+    assert np.array_equal(alone.get_layer("norm").moving_mean, mean.values[0].numpy())
+
+
+def test_moving_averages_of_replicas_are_put_back_if_the_restore_fails(
+    tmp_path: Path, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = averaged(strategy, 1), averaged(strategy, 2)
+    alone, last = keras.models.clone_model(first), tf.Variable(1.0)
+    for name, model in (("apart", first), ("equal", alone)):
+        ckf.save({"model": model, "z": last}, tmp_path / name, step=1)
+    monkeypatch.setattr(last, "assign", lambda value: 1 / 0)
+    before = replica_values(second)
+    for name in ("apart", "equal"):
+        with pytest.raises(Exception, match="division"):
+            ckf.restore({"model": second, "z": last}, tmp_path / name)
+        assert replica_values(second) == before
+
+
+def test_a_mirrored_value_is_stored_once_while_its_replicas_agree(
+    tmp_path: Path, strategy: Any
+) -> None:
+    module = tf.Module()
+    with strategy.scope():
+        module.w = tf.Variable([np.nan, -0.0])
+    ckf.save({"m": module}, tmp_path, step=1)
+    assert ckptfmt.open(tmp_path).names() == ["m/w"]
+    module.w.values[1].assign([np.nan, 0.0])
+    ckf.save({"m": module}, tmp_path, step=2)
+    assert ckptfmt.open(tmp_path).names() == ["m/w", "m/w@replicas"]
 
 
 def keras_state() -> dict[str, Any]:
