@@ -46,6 +46,44 @@ def test_chunks_and_the_other_byte_order_stream(
             assert found[group][name].tobytes() == array.tobytes(), name
 
 
+def test_a_chunk_that_differs_from_its_checksum_is_damaged(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "x.h5"
+    cases = [
+        (kind, nbytes)
+        for kind in ("noise", "zeros", "ones")
+        for nbytes in (1, 2, 3, 720, 721, 131_072, 131_075, 200_001)
+    ]
+    rng, places = np.random.default_rng(0), []
+    with h5py.File(path, "w") as file:
+        for kind, nbytes in cases:
+            fill = {"zeros": 0, "ones": 255}
+            data = np.full(nbytes, fill[kind], "u1") if kind in fill else rng.bytes(nbytes)
+            made = file.create_dataset(
+                f"{kind}{nbytes}", data=np.frombuffer(data, "u1"), chunks=(nbytes,), fletcher32=True
+            )
+            places.append((made.name[1:], made.id.get_chunk_info(0).byte_offset, nbytes))
+        want = {name: file[name][()].tobytes() for name, _, _ in places}
+    whole = path.read_bytes()
+    tree = read_foreign(str(path))
+    assert {name: bytes(tree.tensors[name].fetch()) for name in want} == want
+    swapped, flipped = bytearray(whole), bytearray(whole)
+    for _, at, nbytes in places:
+        end = at + nbytes
+        swapped[end : end + 4] = [whole[end + i] for i in (1, 0, 3, 2)]
+        flipped[at + nbytes // 2] ^= 0x10
+    path.write_bytes(swapped)  # as HDF5 before 1.6.3 wrote it
+    tree = read_foreign(str(path))
+    assert {name: bytes(tree.tensors[name].fetch()) for name in want} == want
+    path.write_bytes(flipped)
+    tree = read_foreign(str(path))
+    for name in want:
+        with pytest.raises(
+            CorruptError, match=rf"a chunk is damaged[\s\S]*{name}[\s\S]*Fletcher-32"
+        ):
+            tree.tensors[name].fetch()
+
+
 def test_a_file_that_leads_to_others_is_refused(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     (tmp_path / "secret.raw").write_bytes(b"secret" * 4)
