@@ -177,18 +177,19 @@ def _plan(
     exporter: Exporter, tree: ExportTree, options: Mapping[str, Any], *, allow_partial: bool
 ) -> tuple[ExportPlan, dict[str, str]]:
     """(what is written, what is not carried)."""
-    plan = exporter.plan(tree, options)
-    _check_complete(plan, exporter.format, allow_partial=allow_partial)
-    if not exporter.keeps_composites:
-        for name, attributes in tree.container_attributes.items():
-            if "torch.tensor" in attributes:
-                plan.transformed[name] = "its parts"
-    left = [name for name in tree.leaves if name not in plan.skipped]
-    if len(left) == len(tree.leaves):
-        return plan, plan.skipped
-    # Once more without them: what they leave of a list is no list.
-    rest = exporter.plan(part_of(tree, left), options)
-    return rest, {**plan.skipped, **rest.skipped}
+    skipped: dict[str, str] = {}
+    while True:
+        plan = exporter.plan(tree, options)
+        skipped |= plan.skipped
+        _check_complete(plan, skipped, exporter.format, allow_partial=allow_partial)
+        if not exporter.keeps_composites:
+            for name, attributes in tree.container_attributes.items():
+                if "torch.tensor" in attributes:
+                    plan.transformed[name] = "its parts"
+        left = [name for name in tree.leaves if name not in plan.skipped]
+        if len(left) == len(tree.leaves):
+            return plan, skipped
+        tree = part_of(tree, left)  # once more without them: what they leave of a list is no list
 
 
 def is_foreign(path: StrPath) -> bool:
@@ -218,14 +219,16 @@ def _check_free(exporter: Exporter, *, replace: bool) -> None:
         )
 
 
-def _check_complete(plan: ExportPlan, file_format: str, *, allow_partial: bool) -> None:
-    if plan.skipped and not allow_partial:
-        count = len(plan.skipped)
+def _check_complete(
+    plan: ExportPlan, skipped: Mapping[str, str], file_format: str, *, allow_partial: bool
+) -> None:
+    if skipped and not allow_partial:
+        count = len(skipped)
         raise UnsupportedError(
             f"{count} {'leaf' if count == 1 else 'leaves'} cannot be carried",
             reason="export-partial",
             where=f"{plan.tree.title} to {file_format}",
-            found=listed(plan.skipped),
+            found=listed(skipped),
             do="allow_partial=True (--allow-partial) carries the rest; names= and root= choose",
         )
     if not plan.names:
@@ -233,7 +236,7 @@ def _check_complete(plan: ExportPlan, file_format: str, *, allow_partial: bool) 
             "nothing is left to be carried",
             reason="export-empty",
             where=f"{plan.tree.title} to {file_format}",
-            found=listed(plan.skipped) or None,
+            found=listed(skipped) or None,
         )
 
 

@@ -152,3 +152,14 @@ def test_bfloat16_is_stored_as_keras_does_and_other_dtypes_are_named(tmp_path: P
         ckptfmt.save({"dense": {"kernel": np.zeros(2, dtype)}}, tmp_path / "t", durable=False)
         with pytest.raises(UnsupportedError, match=f"no dtype {re.escape(dtype)}"):
             ckptfmt.export(tmp_path / "t", tmp_path / "y.weights.h5")
+
+
+def test_what_is_left_once_others_are_skipped_is_looked_at_again(tmp_path: Path) -> None:
+    """Beside `b` the array is a variable of a layer; alone it is none."""
+    texts = np.array([b"a", b"bc"], dtype=object)
+    ckptfmt.save({"w": np.ones((2, 2), "f4"), "b": texts}, tmp_path / "s")
+    with pytest.raises(
+        UnsupportedError, match=r"nothing is left.*\s.*b: .*no dtype bytes; w: no variable"
+    ):
+        ckptfmt.export(tmp_path / "s", tmp_path / "x.weights.h5", allow_partial=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["s"]
