@@ -31,7 +31,8 @@ def not_traced(function: F) -> F:
                 "a tf.function is traced: this call would be made once, not each time it runs",
                 reason="graph",
                 found=f"a call of {function.__qualname__}",
-                do="call it outside of tf.function, or there through tf.py_function",
+                do="call it outside of tf.function; in it only through tf.py_function, with control "
+                "dependencies on what it is to save",
             )
         return function(*args, **kwargs)
 

@@ -95,6 +95,7 @@ class Program:
         line: The newest good one of the living line: whatever comes, it or a newer one is there.
         reached: The step up to which that line was saved: a newer one is left, and may be set aside.
         told: Names that a `delete` event named since the last look.
+        others: Threads that were there before.
     """
 
     rng: random.Random
@@ -111,6 +112,7 @@ class Program:
     reached: int = 0
     count: int = 0
     log: list[str] = field(default_factory=list)
+    others: set[threading.Thread] = field(default_factory=lambda: set(threading.enumerate()))
 
     def begin(self) -> None:
         rng = self.rng
@@ -403,8 +405,10 @@ class Program:
         assert self.store.verify().ok
         left = [e.key for e in self.inner.list("") if e.key.startswith(("tmp/", "parts/", "gc/"))]
         assert not left, f"left: {left}"
-        threads = [t.name for t in threading.enumerate() if t.name.startswith("ckptfmt")]
-        assert not threads, f"left: {threads}"
+        new = [t for t in threading.enumerate() if t not in self.others]
+        for thread in new:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in new), f"left: {new}"
 
     def give_up(self) -> None:
         """What rotted, as a person would: a collector stops at an index that it cannot read."""

@@ -170,7 +170,10 @@ def test_a_tagged_one_that_is_set_aside_is_said_and_how_to_take_it_back(tmp_path
         manager.restore(state(0), at=1)
         with pytest.warns(CkptWarning, match="which is tagged 'production', is set aside"):
             manager.save(state(20), step=2)
-    with pytest.raises(NotFoundError, match=r"it is set aside: take it back by .*readmit"):
+    with pytest.raises(
+        NotFoundError,
+        match=r"it is set aside \(training went on from .*\); to take it back: .*readmit\('step-0+3'",
+    ):
         ckptfmt.load(f"{tmp_path}@production")
     Store(tmp_path).readmit("step-0000000000000003")
     assert ckptfmt.load(f"{tmp_path}@production")["step"] == 3

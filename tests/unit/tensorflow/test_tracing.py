@@ -102,9 +102,8 @@ def test_through_py_function_each_run_saves_what_is_there_then(tmp_path: Path) -
 
     @tf.function  # type: ignore[untyped-decorator]
     def train() -> None:
-        v.assign_add(2.0)
-        step.assign_add(1)
-        tf.py_function(save, [], [])
+        with tf.control_dependencies([v.assign_add(2.0), step.assign_add(1)]):
+            tf.py_function(save, [], [])  # else TensorFlow may run it before, or between
 
     for _ in range(3):
         train()
