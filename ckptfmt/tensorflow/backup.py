@@ -206,7 +206,11 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
     def _build(self) -> None:
         """Make the variables that the first batch would make, from the data's shapes."""
         assert self._data is not None
+        optimizer: Any = getattr(self.model, "optimizer", None)
+        unbuilt = optimizer is not None and not optimizer.built
         try:
+            if unbuilt:  # it is built by the restore: on what it has stored state of, not on all
+                optimizer.built = True
             self.model._symbolic_build(data_batch=self._data.spec)
         except Exception as error:  # the model's own code, which may raise anything
             if not self.model.built:
@@ -217,6 +221,9 @@ class BackupAndRestore(keras.callbacks.Callback):  # type: ignore[misc]
                     found=f"{type(error).__name__}: {error}"[:300],
                     do="build it before fit: call it once, or model.build(shape)",
                 ) from error
+        finally:
+            if unbuilt:
+                optimizer.built = False
 
     def _all_began(self) -> None:
         """Behind all `on_train_begin`: had one of them raised, a later fit would begin there, too."""

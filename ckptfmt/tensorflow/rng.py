@@ -31,7 +31,7 @@ class RngState:
     keeps within stateful operations (`tf.random.uniform`) cannot be read and are not part of it.
 
     Keras and TensorFlow make theirs when they are first used; a handle makes them, so that neither a
-    save nor a restore draws a number.
+    save nor a restore draws a number; nor does it itself.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,23 @@ def rng_state() -> RngState:
 # make it. Only one that is there needs to be put back after a restore that failed.
 def _variables() -> dict[str, tf.Variable]:
     """The generators that are variables; both exist from here on."""
-    made = {"keras": raw_variable(global_seed_generator().state, "")}
+    made = {"keras": raw_variable(_seed_generator().state, "")}
     try:
         made["generator"] = tf.random.get_global_generator().state
     except RuntimeError:
         pass  # op determinism is enabled, and nobody has set one: there is none
+    return made
+
+
+def _seed_generator() -> Any:
+    """Keras's, which draws its seed from Python's `random` when it is made: a run with a handle goes on
+    with the numbers of one without."""
+    made = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    if made is not None:
+        return made
+    before = random.getstate()
+    made = global_seed_generator()
+    random.setstate(before)
     return made
 
 

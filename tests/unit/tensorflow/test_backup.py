@@ -225,6 +225,45 @@ def test_a_fit_resumes_at_the_epoch_with_what_other_callbacks_knew(tmp_path: Pat
     assert values(resumed) == values(whole)
 
 
+class Halves(Late):
+    """Its compiled optimizer has a part of it, and one of its own the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_optimizer = keras.optimizers.Adam()
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            out = self(x, training=True)
+            loss = self.compute_loss(x, y, out)
+        all_of_them = self.trainable_variables
+        grads = tape.gradient(loss, all_of_them)
+        self.optimizer.apply(grads[:-2], all_of_them[:-2])
+        self.head_optimizer.apply(grads[-2:], all_of_them[-2:])
+        return self.compute_metrics(x, y, out)
+
+
+def test_a_fit_with_an_optimizer_for_each_part_resumes(tmp_path: Path) -> None:
+    def make_halves() -> Any:
+        keras.utils.set_random_seed(7)
+        model = Halves()
+        model.compile("adam", make().loss, run_eagerly=True)
+        return model
+
+    whole = make_halves()
+    fit(whole, "arrays", epochs=1)
+    backup = ckf.BackupAndRestore(tmp_path, save_freq=2)
+    with pytest.raises(Interrupted):
+        fit(make_halves(), "arrays", backup, Spy(3), epochs=1)
+    backup._manager.wait()
+    resumed = make_halves()
+    fit(resumed, "arrays", ckf.BackupAndRestore(tmp_path), epochs=1)
+    assert values(resumed) == values(whole)
+    state = [[v.numpy().tobytes() for v in m.head_optimizer.variables] for m in (whole, resumed)]
+    assert state[0] == state[1]
+
+
 def test_a_fit_whose_averaged_weights_are_swapped_in_between_epochs_resumes(tmp_path: Path) -> None:
     def make_averaged() -> Any:
         model = make()

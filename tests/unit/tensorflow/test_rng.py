@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 import ckptfmt
 import ckptfmt.tensorflow as ckf
@@ -43,6 +45,17 @@ def test_neither_save_nor_plan_draws_a_number(tmp_path: Path) -> None:
     ckf.save(state, tmp_path / "b", step=1)
     ckptfmt.plan(state, tmp_path / "a")
     assert draw() == first
+
+
+def test_a_handle_that_makes_the_seed_generator_draws_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a run whose first save is in its middle: it goes on as without the save."""
+    monkeypatch.setattr(global_state.GLOBAL_STATE_TRACKER, GLOBAL_SEED_GENERATOR, None)
+    before = random.getstate()
+    ckf.save({"rng": ckf.rng_state()}, tmp_path, step=1)
+    assert random.getstate() == before
+    assert getattr(global_state.GLOBAL_STATE_TRACKER, GLOBAL_SEED_GENERATOR) is not None
 
 
 def test_a_restore_that_fails_leaves_the_generators_alone(tmp_path: Path) -> None:
