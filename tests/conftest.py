@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 
 # Read by libraries when they are first imported, in this process and in those it starts. On tensors
@@ -16,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import numpy as np
 import pytest
+
+from ckptfmt import CkptWarning
 
 # Every store that the suite writes is read back by spec/reference_reader.py as well.
 pytest_plugins = ["reference_watch"]
@@ -85,3 +89,14 @@ def seed(request: pytest.FixtureRequest) -> int:
     mixed = _mixed(request.node.name)
     print(f"seed {mixed} (CKPTFMT_TEST_SEED={SEED})")
     return mixed
+
+
+@pytest.fixture
+def expecting_failures() -> Iterator[None]:
+    """What goes wrong in these tests is meant to, and neither logged nor warned of; what comes of it
+    is checked."""
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CkptWarning)
+        yield
+    logging.disable(logging.NOTSET)

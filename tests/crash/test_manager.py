@@ -4,11 +4,8 @@ from there on: the state that a kill leaves. Then another run goes on from what 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import shutil
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,23 +13,15 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt import CheckpointError, CkptWarning, Manager, Mirror, Store, keep
+from ckptfmt import CheckpointError, Manager, Mirror, Store, keep
 from ckptfmt.storage import Backend, open_backend
 from ckptfmt.storage.memory import MemoryBackend
 from ckptfmt.testing import FaultyBackend
 
+pytestmark = pytest.mark.usefixtures("expecting_failures")
+
 POLICY = keep.last(2) | keep.quarantined(0)
 OPERATIONS_MIN = 60
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """What goes wrong here is meant to; what comes of it is checked."""
-    logging.disable(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CkptWarning)
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def state(value: int) -> dict[str, Any]:

@@ -13,14 +13,11 @@ the latest opens, no thread and no temporary file is left.
 from __future__ import annotations
 
 import errno
-import logging
 import math
 import os
 import random
 import threading
 import time
-import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +26,7 @@ import numpy as np
 import pytest
 
 import ckptfmt
-from ckptfmt import CkptWarning, Event, Manager, Mirror, Preemption, Store, keep, when
+from ckptfmt import Event, Manager, Mirror, Preemption, Store, keep, when
 from ckptfmt.engine import owner
 from ckptfmt.errors import CheckpointError, StorageError
 from ckptfmt.manager import aftermath, manager, mirror, pruning
@@ -37,19 +34,11 @@ from ckptfmt.storage import Backend
 from ckptfmt.storage.memory import MemoryBackend
 from ckptfmt.testing import FaultyBackend
 
+pytestmark = pytest.mark.usefixtures("expecting_failures")
+
 FROZEN = np.arange(600, dtype=np.float32)
 LONGEST = 25
 """Operations of a program."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """What goes wrong here is meant to."""
-    logging.disable(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CkptWarning)
-        yield
-    logging.disable(logging.NOTSET)
 
 
 def state(value: int) -> dict[str, Any]:

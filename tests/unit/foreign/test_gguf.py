@@ -134,6 +134,19 @@ def test_what_does_not_hold_is_refused(data: bytes, found: str, tmp_path: Path) 
         ckptfmt.open_foreign(tmp_path / "x.gguf")
 
 
+def test_more_keys_or_lists_than_a_model_has_are_refused(tmp_path: Path) -> None:
+    many = (1 << 16) + 1
+    lists = struct.pack("<IQ", 9, many) + struct.pack("<IQ", 0, 0) * many
+    cases = {
+        "too many keys": file(counts=(0, many), data=bytes(many * 16)),
+        "too many lists": file(values=(value("a", 9, lists),)),
+    }
+    for found, data in cases.items():
+        (tmp_path / "x.gguf").write_bytes(data)
+        with pytest.raises(CorruptError, match=found):
+            read_foreign(str(tmp_path / "x.gguf"))
+
+
 def test_a_type_that_nobody_knows_is_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(file(info("new", 8, kind=99), info("x", 8), data=DATA))
     tree = read_foreign(tmp_path / "x.gguf")

@@ -328,3 +328,19 @@ def test_any_bytes_give_a_tree_or_a_format_error(tmp_path: Path, data: st.DataOb
             assert tensor.fetch().shape == tensor.shape
     except FormatError:
         pass
+
+
+def test_more_keys_of_metadata_than_anybody_writes_are_refused(tmp_path: Path) -> None:
+    keys = ",".join(f'"{number}":""' for number in range((1 << 17) + 1))
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(file_of(f'{{"__metadata__":{{{keys}}}}}'.encode(), b""))
+    with pytest.raises(FormatError, match="__metadata__ has too many keys"):
+        SafetensorsImporter().read(str(path))
+
+
+def test_an_index_of_more_files_than_a_folder_has_is_refused(tmp_path: Path) -> None:
+    names = {f"w{number}": f"{number}.safetensors" for number in range((1 << 14) + 1)}
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(CorruptError, match="the index names too many files"):
+        SafetensorsImporter().read(str(path))
